@@ -1,0 +1,267 @@
+"""The command `residency`: run, validate and list. Thin: each command composes, calls, prints."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from residency.conf import Config
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Compose a cache policy, a prefill mode and a decode target from config, run them on a "
+    "real Mixture-of-Experts model whose experts live in host memory, and see what that cost.",
+)
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[OVERRIDES]...",
+        help="Choices and keys in Hydra's syntax, e.g. cache=lrfu cache.decay=0.1",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+@app.command()
+def run(
+    overrides: Overrides = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="The text to continue.")
+    ] = None,
+    prompt_file: Annotated[
+        str | None, typer.Option("--prompt-file", "-f", help="Read it from a file; - is stdin.")
+    ] = None,
+    cfg: Annotated[bool, typer.Option("--cfg", help="Print the composed config and stop.")] = False,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Write result.json and config.yaml there.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a result in --out.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Prefill and decode a prompt, streaming the text; ends with a table of what it cost.
+
+    A word without "=" is taken as the prompt: `residency run "ROMEO:" cache=lru`.
+    """
+    with user_errors():
+        from residency.conf import build_engine
+        from residency.runtime.results import ResultFolder
+        from residency.runtime.tables import report_table
+
+        config = _compose_run(overrides or [], prompt, prompt_file)
+        if cfg:
+            out.print(config.yaml(), end="", markup=False, soft_wrap=True)
+            return
+        _refuse_conflicts(config)
+        folder = ResultFolder(out_dir, force) if out_dir else None
+        with _loading_bar() as progress, build_engine(config, progress) as engine:
+            report = config.workload.run(engine, None if as_json else _print_piece)
+        if folder:
+            folder.write(report.as_dict(), config.yaml())
+        if as_json:
+            print(json.dumps(report.as_dict()))
+            return
+        out.print("\n")
+        out.print(report_table(report))
+        for note in report.notes:
+            out.print(note, markup=False)
+
+
+@app.command()
+def validate(
+    overrides: Overrides = None,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Judge every cache x prefill x decode x device.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Compose without loading the model; print every conflict with its reason and its mend.
+
+    Exit status 2 on a conflict, 0 otherwise. decode=gpu means "in the device's slots": it is the
+    target for device=cpu too, whose slots are plain memory.
+    """
+    with user_errors():
+        if matrix:
+            _show_matrix(overrides or [], as_json)
+            return
+        from residency.conf import compose
+
+        found = list(compose(overrides or []).conflicts())
+        if as_json:
+            print(json.dumps({"valid": not found, "conflicts": [_as_dict(c) for c in found]}))
+        elif not found:
+            out.print("valid: nothing conflicts")
+        else:
+            for conflict in found:
+                out.print(f"conflict: {conflict}", markup=False, soft_wrap=True)
+        if found:
+            raise typer.Exit(USAGE_ERROR)
+
+
+@app.command()
+def policies(
+    name: Annotated[
+        str | None, typer.Argument(help="Show this one, e.g. lrfu or cache/lrfu.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the policies of every group, or show one with its parameters and what it refuses."""
+    with user_errors():
+        from residency.conf.catalog import POLICY_GROUPS, describe
+        from residency.conf.options import option_names
+
+        names = [(g, n) for g in POLICY_GROUPS for n in option_names(g)]
+        chosen = names if name is None else _named(name, names)
+        options = [describe(*pair) for pair in chosen]
+        if as_json:
+            print(json.dumps([_as_dict(option) for option in options], default=str))
+        elif name is None:
+            _list_options(options)
+        else:
+            for option in options:
+                _show_option(option)
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """One clear line and exit status 2 for what a user can mend, 130 for ctrl-C."""
+    from residency.policies.errors import ResidencyError
+
+    try:
+        yield
+    except ResidencyError as error:
+        err.print(f"error: {error}", markup=False, soft_wrap=True)
+        raise typer.Exit(USAGE_ERROR) from None
+    except KeyboardInterrupt:
+        err.print("\ninterrupted: nothing was written")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _compose_run(overrides: list[str], prompt: str | None, file: str | None) -> Config:
+    """Compose with the prompt taken from one place at most: a bare word, an option or a file."""
+    from residency.conf import compose
+    from residency.policies.errors import ConfigError
+
+    words = [text for text in overrides if "=" not in text and not text.startswith("~")]
+    texts = words + ([] if prompt is None else [prompt])
+    if len(texts) + (file is not None) > 1:
+        given = ", ".join(repr(text) for text in texts) + (f" and {file}" if file else "")
+        raise ConfigError(f"more than one prompt: {given}; an override has the form key=value")
+    rest = [text for text in overrides if text not in words]
+    text = _read_prompt(file) if file is not None else next(iter(texts), None)
+    return compose(rest, prompt=text)
+
+
+def _read_prompt(file: str) -> str:
+    from residency.policies.errors import WorkloadError
+
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise WorkloadError(f"--prompt-file {file}: cannot be read ({error})") from error
+
+
+def _refuse_conflicts(config: Config) -> None:
+    from residency.policies.errors import ConfigError
+
+    if found := list(config.conflicts()):
+        raise ConfigError("\nerror: ".join(str(conflict) for conflict in found))
+
+
+@contextmanager
+def _loading_bar() -> Iterator[Any]:
+    """A progress callback (what, done, total bytes) drawn on stderr, gone when loading ends."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, TransferSpeedColumn(), console=err, transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def update(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done)
+            if done >= total:
+                bar.stop()
+
+        yield update
+
+
+def _print_piece(piece: str) -> None:
+    print(piece, end="", flush=True)
+
+
+def _show_matrix(overrides: list[str], as_json: bool) -> None:
+    from residency.conf.catalog import MATRIX_GROUPS, matrix
+    from residency.policies.errors import ConfigError
+
+    if overrides:
+        raise ConfigError(f"{overrides[0]}: --matrix judges every option at its defaults")
+    cells = list(matrix())
+    if as_json:
+        print(json.dumps([_as_dict(cell) for cell in cells]))
+        return
+    table = Table(*MATRIX_GROUPS, "verdict")
+    for cell in cells:
+        verdict = "\n".join(map(str, cell.conflicts)) or "works"
+        table.add_row(*cell.choices.values(), verdict)
+    out.print(table)
+
+
+def _named(name: str, names: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    from residency.conf.options import suggestion
+    from residency.policies.errors import ConfigError
+
+    chosen = [pair for pair in names if name in (pair[1], "/".join(pair), "=".join(pair))]
+    if not chosen:
+        known = suggestion(name, [pair[1] for pair in names])
+        raise ConfigError(f"{name}: there is no such policy; {known}")
+    return chosen
+
+
+def _list_options(options: list[Any]) -> None:
+    table = Table("group", "name", "what it does", "parameters")
+    for option in options:
+        keys = ", ".join(p.key for p in option.parameters)
+        table.add_row(option.group, option.name, option.summary, keys or "-")
+    out.print(table)
+
+
+def _show_option(option: Any) -> None:
+    out.print(f"[bold]{option.group}={option.name}[/bold]\n")
+    out.print(option.text, markup=False)
+    table = Table("parameter", "default", "meaning")
+    for parameter in option.parameters:
+        key = f"{option.group}.{parameter.key}"
+        table.add_row(key, str(parameter.default), parameter.meaning)
+    if option.parameters:
+        out.print(table)
+    for reason in option.refuses:
+        out.print(f"refused {reason}", markup=False)
+
+
+def _as_dict(thing: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(thing)
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,129 @@
+"""The one place that instantiates: checked keys in, parts and engines out.
+
+Hydra's own `instantiate` is not used: on 1.3 it copies dataclasses that are passed to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from residency.conf.options import option_names, option_node, suggestion
+from residency.conf.plugins import target_prefixes
+from residency.policies.base import Part
+from residency.policies.errors import ConfigError
+
+if TYPE_CHECKING:
+    from residency.conf.compose import Config
+    from residency.runtime.engine import Engine
+    from residency.runtime.loading import Progress
+
+
+def build_part(group: str, node: Mapping[str, Any]) -> Part:
+    """The part that a config node describes.
+
+    Raises ConfigError for a key that its schema does not know, a value of another type, a value
+    that is missing, or a `_target_` outside residency and the installed plugins.
+    """
+    params = dict(node)
+    cls = part_class(group, params.pop("_target_", None))
+    config = _checked(group, cls, params)
+    return cls(config, **_nested(cls, config))
+
+
+def part_class(group: str, target: object) -> type[Part]:
+    """The class that `_target_` names."""
+    if not isinstance(target, str) or target.partition(".")[0] not in target_prefixes():
+        raise ConfigError(
+            f"{group}._target_={target}: only classes of {', '.join(target_prefixes())} may be "
+            f"built; choose an option with {group}=NAME"
+        )
+    module, _, name = target.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{group}._target_={target}: cannot be imported: {error}") from error
+    if not (isinstance(cls, type) and issubclass(cls, Part)):
+        raise ConfigError(f"{group}._target_={target}: that is not a part of residency")
+    if cls.group != group:
+        raise ConfigError(f"{group}._target_={target}: that is a choice of {cls.group}")
+    return cls
+
+
+def build_engine(config: Config, progress: Progress | None = None) -> Engine:
+    """Load the model that `config` names, under its policies, on its device.
+
+    progress is called with (what, bytes done, bytes in all). Raises ConfigError for the first
+    conflict, and what Engine raises.
+    """
+    from residency.runtime.engine import Engine
+
+    for conflict in config.conflicts():
+        raise ConfigError(str(conflict))
+    device = config.device.open()
+    return Engine(
+        config.model.architecture,
+        config.policies,
+        device,
+        context=config.model.context,
+        progress=progress,
+        notes=config.device.notes(),
+    )
+
+
+def _checked(group: str, cls: type[Part], params: dict[str, Any]) -> Any:
+    """An instance of cls.Config from `params`, every key known and every value of its type."""
+    known = [field.name for field in dataclasses.fields(cls.Config)]
+    for key in params:
+        if key not in known:
+            name = cls.__module__.rpartition(".")[2]
+            what = suggestion(str(key), known) if known else "it has no keys"
+            raise ConfigError(f"{group}.{key}: {group}={name} has no such key; {what}")
+    merged = OmegaConf.structured(cls.Config)
+    OmegaConf.set_readonly(merged, False)
+    for key, value in params.items():
+        try:
+            merged = OmegaConf.merge(merged, {key: value})
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{group}.{key}={value}: {_reason(error)}") from error
+    if missing := sorted(map(str, OmegaConf.missing_keys(merged))):
+        raise ConfigError(f"{group}.{missing[0]}: a value is needed; set {group}.{missing[0]}=...")
+    values = OmegaConf.to_container(merged, resolve=True)
+    assert isinstance(values, dict), "a config class is a mapping"
+    return cls.Config(**{str(key): value for key, value in values.items()})
+
+
+def _nested(cls: type[Part], config: Any) -> dict[str, Part]:
+    """Parts that a key names as an option of a group, built with that option's defaults."""
+    parts = {}
+    for field in dataclasses.fields(cls.Config):
+        group = field.metadata.get("option_of")
+        if group is not None:
+            parts[field.name] = _named(cls, field.name, group, getattr(config, field.name))
+    return parts
+
+
+def _named(cls: type[Part], key: str, group: str, name: str) -> Part:
+    names = option_names(group)
+    if name not in names:
+        raise ConfigError(f"{cls.group}.{key}={name}: no such {group}; {suggestion(name, names)}")
+    node = option_node(group, name)
+    target = part_class(group, node.get("_target_"))
+    if target is cls:
+        raise ConfigError(
+            f"{cls.group}.{key}={name}: it cannot name itself; {_others(names, name)}"
+        )
+    return build_part(group, node)
+
+
+def _others(names: list[str], name: str) -> str:
+    return f"choose one of {', '.join(other for other in names if other != name)}"
+
+
+def _reason(error: OmegaConfBaseException) -> str:
+    return str(error).splitlines()[0].rstrip(".")

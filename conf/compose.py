@@ -1,0 +1,173 @@
+"""compose: Hydra overrides in, one checked combination out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from hydra import compose as hydra_compose
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from residency.conf.build import build_part
+from residency.conf.options import (
+    CONFIG_NAME,
+    GROUPS,
+    PRESETS,
+    hydra,
+    option_names,
+    suggestion,
+)
+from residency.conf.plugins import search_path_override
+from residency.policies.base import Conflict, Part
+from residency.policies.cache import CachePolicy
+from residency.policies.compatibility import conflicts
+from residency.policies.decode import DecodeTarget
+from residency.policies.errors import ConfigError
+from residency.policies.prefill import PrefillMode
+from residency.runtime.devices import Device
+from residency.runtime.memory import row_faults
+from residency.runtime.models import Model
+from residency.runtime.offload import Policies
+from residency.runtime.workloads.generate import Generate
+
+
+@dataclass(frozen=True)
+class Config:
+    """One composed combination. tree: the plain composed config, as `yaml` prints it."""
+
+    parts: dict[str, Part]
+    tree: dict[str, Any]
+
+    @property
+    def model(self) -> Model:
+        return cast(Model, self.parts["model"])
+
+    @property
+    def device(self) -> Device:
+        return cast(Device, self.parts["device"])
+
+    @property
+    def workload(self) -> Generate:
+        return cast(Generate, self.parts["workload"])
+
+    @property
+    def policies(self) -> Policies:
+        return Policies(
+            cast(CachePolicy, self.parts["cache"]),
+            cast(PrefillMode, self.parts["prefill"]),
+            cast(DecodeTarget, self.parts["decode"]),
+        )
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Every reason why this combination cannot run, each with its mend; reads no weights."""
+        found = list(conflicts(list(self.parts.values())))
+        yield from found
+        if not any(conflict.concerns(("model", "cache", "prefill")) for conflict in found):
+            policies, space = self.policies, self.model.architecture.space
+            prefill = policies.prefill.config
+            yield from row_faults(space, policies.cache.num_slots(space), prefill.groups)
+
+    def yaml(self) -> str:
+        """The tree as YAML that Hydra reads back as it is."""
+        return OmegaConf.to_yaml(OmegaConf.create(_escaped(self.tree)))
+
+
+def compose(overrides: Sequence[str] = (), *, prompt: str | None = None) -> Config:
+    """Compose the config groups under `overrides`, in Hydra's syntax.
+
+    prompt: the workload's prompt, taken literally; in an override ${...} would be interpolated.
+
+    Raises ConfigError, in one line, for an override that does not parse, an unknown group, option
+    or key, or a value of another type. Conflicts between parts are not errors here:
+    `Config.conflicts` lists them.
+    """
+    with hydra():
+        tree = _compose_tree([_accepted(override) for override in _parsed(overrides)])
+        for key in tree:
+            if key not in GROUPS:
+                raise ConfigError(f"{key}: there is no such config group; {_groups(key)}")
+        parts = {group: build_part(group, tree[group]) for group in GROUPS}
+        if prompt is not None:
+            parts["workload"] = _with_prompt(parts["workload"], prompt)
+            tree["workload"]["prompt"] = prompt
+    return Config(parts, tree)
+
+
+def _parsed(overrides: Sequence[str]) -> list[Override]:
+    parser = OverridesParser.create()
+    parsed = []
+    for text in overrides:
+        try:
+            parsed.append(parser.parse_override(text))
+        except HydraException as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(f"{text}: not an override in Hydra's syntax: {reason}") from error
+    return parsed
+
+
+def _accepted(override: Override) -> str:
+    """The override as Hydra gets it: options checked, keys forced in so that the schema judges."""
+    text = override.input_line
+    assert text is not None, "a parsed override has its text"
+    key = override.key_or_group
+    if override.is_sweep_override():
+        raise ConfigError(f"{text}: several values where one is run; give one of them")
+    if key.startswith("hydra"):
+        return text
+    if key in GROUPS and (override.is_delete() or override.value() is None):
+        raise ConfigError(f"{text}: a combination needs one {key}; choose one of {_options(key)}")
+    if override.is_delete():
+        return text
+    if key in (*GROUPS, PRESETS):
+        if override.value() is not None:
+            _require_option(key, str(override.value()))
+        return text
+    if key.partition(".")[0].partition("@")[0] not in GROUPS:
+        raise ConfigError(
+            f"{text}: there is no such config group; {_groups(key.partition('.')[0])}"
+        )
+    return text if override.is_force_add() or override.is_add() else f"++{text}"
+
+
+def _require_option(group: str, name: str) -> None:
+    names = option_names(group)
+    if name not in names:
+        raise ConfigError(f"{group}={name}: there is no such {group}; {suggestion(name, names)}")
+
+
+def _compose_tree(overrides: list[str]) -> dict[str, Any]:
+    try:
+        config = hydra_compose(CONFIG_NAME, overrides=[*search_path_override(), *overrides])
+        tree = OmegaConf.to_container(config, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+    return cast(dict[str, Any], tree)
+
+
+def _with_prompt(workload: Part, prompt: str) -> Part:
+    if not hasattr(workload.config, "prompt"):
+        raise ConfigError(f"workload={workload.name}: it takes no prompt")
+    return type(workload)(replace(workload.config, prompt=prompt))
+
+
+def _escaped(node: Any) -> Any:
+    """Text that reads back as it is where OmegaConf would interpolate."""
+    if isinstance(node, dict):
+        return {key: _escaped(value) for key, value in node.items()}
+    if isinstance(node, str):
+        return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", node)
+    return node
+
+
+def _options(group: str) -> str:
+    return ", ".join(option_names(group))
+
+
+def _groups(word: str) -> str:
+    return suggestion(word, (*GROUPS, PRESETS))

@@ -1,0 +1,59 @@
+"""The options of every config group, plugins' included, and help for a misspelt one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from omegaconf import OmegaConf
+
+from residency.conf.plugins import search_path_override
+
+GROUPS = ("model", "cache", "prefill", "decode", "device", "workload")
+PRESETS = "experiment"
+CONFIG_NAME = "config"
+
+_one_at_a_time = threading.RLock()  # Hydra keeps its state in a process-wide singleton
+
+
+@contextmanager
+def hydra() -> Iterator[GlobalHydra]:
+    """Hydra, set up for residency's configs, to this thread alone."""
+    with _one_at_a_time:
+        if GlobalHydra().is_initialized():  # already inside
+            yield GlobalHydra.instance()
+            return
+        with initialize_config_module("residency.conf", version_base="1.3"):
+            yield GlobalHydra.instance()
+
+
+def option_names(group: str) -> list[str]:
+    """The options of `group`, sorted."""
+    with hydra() as instance:
+        loader = instance.config_loader()
+        names: list[str] = loader.get_group_options(
+            group, ObjectType.CONFIG, config_name=CONFIG_NAME, overrides=search_path_override()
+        )
+    return sorted(names)
+
+
+def option_node(group: str, name: str) -> dict[str, Any]:
+    """One option's own keys and defaults, as plain Python, `_target_` included."""
+    with hydra():
+        config = compose(CONFIG_NAME, overrides=[*search_path_override(), f"{group}={name}"])
+    node = OmegaConf.to_container(config[group])
+    assert isinstance(node, dict), f"{group}={name} is not a mapping"
+    return {str(key): value for key, value in node.items()}
+
+
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """The known names, and the closest one where there is one."""
+    close = get_close_matches(word, known, n=1, cutoff=0.5)
+    mean = f"; did you mean {close[0]}?" if close else ""
+    return f"choose one of {', '.join(known)}{mean}"

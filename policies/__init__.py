@@ -1,0 +1,1 @@
+"""What decides: cache policies, prefill modes and decode targets. Imports torch only."""

@@ -1,0 +1,104 @@
+"""The cache policy interface: a small tensor program that ranks expert ids.
+
+A policy keeps state per global expert id, also for experts that are not resident. It sees ids and
+its own tensors, never a slot, a stream or the model. The runtime looks up, chooses the victims by
+`keys`, updates the maps and moves the bytes. Every method runs in fixed-shape tensor operations
+without a host synchronisation, so that one object serves a captured CUDA graph, the CPU and replay.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from residency.policies.base import Capability, Conflict, Need, Part
+from residency.policies.step import IdSpace, Step
+
+NEEDS_SLOT_DECODE = Need(
+    Capability.DECODES_FROM_SLOTS,
+    because="it ranks the experts in the slots, and this decode target never fills or reads them",
+    mend="decode=gpu",
+)
+
+
+class CachePolicy(Part, ABC):
+    """Ranks experts by an int64 key per id; the lowest (key, id) is evicted first."""
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Config:
+        """slots: experts the device holds, a number, a share of all experts ("25%"), or "all"."""
+
+        slots: int | str = "25%"
+
+    group: ClassVar[str] = "cache"
+    provides: ClassVar[frozenset[str]] = frozenset({Capability.RETAINS})
+    needs: ClassVar[tuple[Need, ...]] = (NEEDS_SLOT_DECODE,)
+    horizon: ClassVar[int | None] = None  # tokens after which the runtime must call `rebase`
+
+    config: Config
+
+    def faults(self) -> Iterator[Conflict]:
+        try:
+            self.num_slots(IdSpace(1, 1, 1))
+        except ValueError as error:
+            yield Conflict((f"cache.slots={self.config.slots}",), str(error), 'cache.slots="25%"')
+
+    def num_slots(self, space: IdSpace) -> int:
+        """The number of slots that `config.slots` asks for. Raises ValueError if it asks nothing.
+
+        A number above the number of experts is taken as it is; the runtime refuses it.
+        """
+        asked = str(self.config.slots).strip()
+        if asked == "all":
+            return space.num_ids
+        if asked.endswith("%") and _is_number(asked[:-1]) and 0 < float(asked[:-1]) <= 100:
+            return max(1, round(space.num_ids * float(asked[:-1]) / 100))
+        if asked.isdigit() and int(asked) > 0:
+            return int(asked)
+        raise ValueError('it must be a number of experts above 0, a share like "25%", or "all"')
+
+    def allocate(self, space: IdSpace, device: torch.device) -> None:
+        """Create the state for `space` on `device`, as if nothing had ever been touched.
+
+        Subclasses extend it; every state tensor has num_ids + 1 rows, the last for the sink id.
+        """
+        self.space = space
+        self.keys = torch.zeros(space.num_ids + 1, dtype=torch.int64, device=device)
+
+    @abstractmethod
+    def touch(self, ids: torch.Tensor, step: Step) -> None:
+        """Record a reference to `ids`: update `keys` and own state in place.
+
+        ids: int64 [N] global ids, distinct apart from padding by the sink id. Called once for each
+        step that routes to them, after admission, for hits and misses alike.
+        """
+
+    def refresh(self, step: Step) -> None:
+        """Bring all keys up to date once per token, before its first layer, if ranks drift."""
+
+    def admits(self, ids: torch.Tensor, step: Step) -> torch.Tensor | None:
+        """Which missing experts may enter the slots: bool [N], or None for all of them.
+
+        ids: int64 [N] global ids, repeats and the sink id possible. Whether the answer is None may
+        depend on the config and on `step.phase`, never on tensor values.
+        """
+        return None
+
+    def rebase(self, tokens: int) -> None:
+        """Shift every remembered time `tokens` into the past, in place; orders must not change."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The tensors that make up the policy's memory, by name, for saving and comparing."""
+        return {name: value for name, value in vars(self).items() if _is_state(value, self.space)}
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit()
+
+
+def _is_state(value: object, space: IdSpace) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim > 0 and len(value) == space.num_ids + 1

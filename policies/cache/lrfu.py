@@ -1,0 +1,134 @@
+"""lrfu: least recently/frequently used, a spectrum from LFU (decay 0) to LRU (decay 1).
+
+D. Lee et al., "LRFU: a spectrum of policies that subsumes the least recently used and least
+frequently used policies", IEEE Transactions on Computers 50(12), 2001. The combined recency and
+frequency of block b at time t is CRF(b) = sum of (1/2)^(decay * (t - t_i)) over its references.
+
+All CRFs decay by one common factor, so their order is that of the time-invariant
+S(b) = log2(sum 2^(decay * t_i)), and only referenced blocks change:
+
+    first reference  S = decay * t
+    later            m = max(S, decay * t);  S = m + log2(1 + 2^-|S - decay * t|)
+
+Floating logarithms differ between vector, scalar and GPU code, and fp64 loses the order at large t.
+Here S is a fixed-point integer, updated by integer operations alone: the same bits everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from functools import lru_cache
+from typing import ClassVar, TypeVar
+
+import torch
+
+from residency.policies.base import Conflict
+from residency.policies.cache.base import CachePolicy
+from residency.policies.step import IdSpace, Step
+
+TOKEN_BITS = 24  # of a key's 63 bits, for the time of the last reference, which breaks ties
+DECAY_BITS = 32  # binary places kept of the decay
+STEP_BITS = 8  # the gain table has 2^8 entries per unit of distance, interpolated between
+MAX_FRACTION_BITS = 24
+NEVER = -1
+
+Time = TypeVar("Time", int, torch.Tensor)
+
+
+class Lrfu(CachePolicy):
+    """Key = (S, token of the last reference), packed; ties go to the lowest id.
+
+    A later reference always raises S, by one unit in the last place at least: with decay 0 the
+    order is that of reference counts, with decay 1 a later last reference never ranks lower.
+    History is kept for experts that were evicted.
+    """
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Config(CachePolicy.Config):
+        """decay: how fast old references fade, per token; 0 counts (LFU), 1 is LRU."""
+
+        decay: float = 0.1
+
+    config: Config
+    horizon: ClassVar[int | None] = 1 << TOKEN_BITS
+
+    def faults(self) -> Iterator[Conflict]:
+        yield from super().faults()
+        if not 0 <= self.config.decay <= 1:
+            reason = "the decay is a number from 0 (LFU) to 1 (LRU)"
+            yield Conflict((f"cache.decay={self.config.decay}",), reason, "cache.decay=0.1")
+
+    def allocate(self, space: IdSpace, device: torch.device) -> None:
+        super().allocate(space, device)
+        self.fraction_bits = _fraction_bits(self.config.decay)
+        self._decay = round(self.config.decay * (1 << DECAY_BITS))
+        self._gain_table = _gain_table(self.fraction_bits)
+        self._gains = torch.tensor(self._gain_table, dtype=torch.int64, device=device)
+        self.scores = torch.full_like(self.keys, NEVER)
+
+    def touch(self, ids: torch.Tensor, step: Step) -> None:
+        now = self._scaled(step.token)
+        scores = self._advance(self.scores[ids], now)
+        self.scores[ids] = scores
+        self.keys[ids] = (scores << TOKEN_BITS) | step.token
+
+    def rebase(self, tokens: int) -> None:
+        token_mask = (1 << TOKEN_BITS) - 1
+        last = (self.keys & token_mask).sub(tokens).clamp_(min=0)
+        known = self.scores != NEVER
+        scores = self.scores.sub(self._scaled(tokens)).clamp_(min=0)
+        self.scores.copy_(torch.where(known, scores, NEVER))
+        self.keys.copy_(torch.where(known, (scores << TOKEN_BITS) | last, 0))
+
+    def _scaled(self, token: Time) -> Time:
+        """decay * token in fixed point."""
+        return (token * self._decay) >> (DECAY_BITS - self.fraction_bits)
+
+    def _advance(self, scores: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+        """S after a reference at decay * t = now; int64 [N]."""
+        distance = (scores - now).abs()
+        shift = self.fraction_bits - STEP_BITS
+        index = (distance >> shift).clamp_(max=len(self._gain_table) - 2)
+        left, right = self._gains[index], self._gains[index + 1]
+        rest = distance - (index << shift)
+        slope = ((left - right) * rest.clamp_(max=1 << shift)) >> shift
+        later = torch.maximum(scores, now) + (left - slope).clamp_(min=1)
+        return torch.where(scores == NEVER, now, later)
+
+    def advance(self, score: int, token: int) -> int:
+        """The scalar form: S after a reference, given S before (NEVER: no reference yet)."""
+        now = self._scaled(token)
+        if score == NEVER:
+            return now
+        distance = abs(score - now)
+        shift = self.fraction_bits - STEP_BITS
+        index = min(distance >> shift, len(self._gain_table) - 2)
+        left, right = self._gain_table[index : index + 2]
+        rest = min(distance - (index << shift), 1 << shift)
+        return max(score, now) + max(left - (((left - right) * rest) >> shift), 1)
+
+
+def _fraction_bits(decay: float) -> int:
+    """Binary places of S that leave room for its integer part and the last token in 63 bits.
+
+    The integer part reaches decay * horizon + log2(horizon).
+    """
+    integer_bits = (math.ceil(decay * (1 << TOKEN_BITS)) + TOKEN_BITS + 2).bit_length()
+    return min(MAX_FRACTION_BITS, 63 - TOKEN_BITS - integer_bits)
+
+
+@lru_cache
+def _gain_table(fraction_bits: int) -> tuple[int, ...]:
+    """log2(1 + 2^-d) in fixed point for d = 0, 2^-8, 2 * 2^-8, ... until it falls below one unit.
+
+    Computed in decimal arithmetic: the same table on every machine.
+    """
+    with localcontext() as context:
+        context.prec = 30
+        log_2, scale = Decimal(2).ln(), Decimal(1 << fraction_bits)
+        num_entries = ((fraction_bits + 2) << STEP_BITS) + 1
+        powers = (Decimal(2) ** (Decimal(-i) / (1 << STEP_BITS)) for i in range(num_entries))
+        return tuple(int((1 + power).ln() / log_2 * scale) for power in powers)

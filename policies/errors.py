@@ -1,0 +1,31 @@
+"""Exceptions addressed to the user: one line that says what, where, and how to mend it."""
+
+from __future__ import annotations
+
+
+class ResidencyError(Exception):
+    """Base of every error a user can cause. The CLI prints its text alone and exits with 2."""
+
+
+class ConfigError(ResidencyError):
+    """A key, a value or a combination that cannot work."""
+
+
+class CheckpointError(ResidencyError):
+    """A model folder that cannot be loaded: names the file and the tensor."""
+
+
+class WorkloadError(ResidencyError):
+    """A prompt or request that this model or this plan cannot serve."""
+
+
+class CapacityError(ResidencyError):
+    """Memory that does not suffice: gives the numbers and the key to change."""
+
+
+class OutputError(ResidencyError):
+    """A result that cannot be written where it was asked for."""
+
+
+class PolicyError(ResidencyError):
+    """A policy that breaks its contract: names the policy and the rule."""

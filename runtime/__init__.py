@@ -1,0 +1,1 @@
+"""What moves and computes: banks, slots, transfers, engine, report. Knows policies by interface."""

@@ -1,0 +1,136 @@
+"""Admission: look a step's experts up, choose victims by the policy's keys, list the copies.
+
+The readable definition, in fixed-shape tensor operations without a host synchronisation; the
+fused kernel must equal it. All policies share it: a policy supplies the keys and may decline.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from residency.policies.step import IdSpace
+
+EMPTY, EVICTABLE, PROTECTED = 0, 1, 2
+
+
+class Admission(NamedTuple):
+    """What one step found and what must be copied. N is at most the number of ids given.
+
+    unique: int64 [N] the step's distinct global ids, ascending, padded with the sink id.
+    rows: int64 [N] the row each is read from: a slot, or num_slots + j for the j-th bypassed.
+    fetched: bool [N] whether that row must first be filled from the bank.
+    counts: int64 [4] lookups, hits, misses, evictions.
+    """
+
+    unique: torch.Tensor
+    rows: torch.Tensor
+    fetched: torch.Tensor
+    counts: torch.Tensor
+
+
+class Rows(NamedTuple):
+    """Experts (ids within the layer) and the rows they are read from, pairwise."""
+
+    experts: list[int]
+    rows: list[int]
+
+    def part(self, start: int, end: int) -> Rows:
+        return Rows(self.experts[start:end], self.rows[start:end])
+
+
+class Placed(NamedTuple):
+    """An admission read back to the host: what is in place, and what must be copied."""
+
+    hits: Rows
+    misses: Rows
+
+    @classmethod
+    def of(cls, admission: Admission, layer: int, space: IdSpace) -> Placed:
+        placed = cls(Rows([], []), Rows([], []))
+        first = layer * space.num_experts
+        columns = (admission.unique.tolist(), admission.rows.tolist(), admission.fetched.tolist())
+        for unique, row, fetched in zip(*columns, strict=True):
+            if unique != space.sink:
+                target = placed.misses if fetched else placed.hits
+                target.experts.append(unique - first)
+                target.rows.append(row)
+        return placed
+
+
+def distinct(experts: torch.Tensor, layer: int, space: IdSpace) -> torch.Tensor:
+    """Distinct global ids, ascending, padded with the sink id: int64 [min(N, E)].
+
+    experts: int [N] ids within the layer, repeats allowed; num_experts stands for none.
+    """
+    wanted = torch.zeros(space.num_experts + 1, dtype=torch.bool, device=experts.device)
+    wanted[experts.flatten().long()] = True
+    wanted = wanted[: space.num_experts]
+    ids = torch.arange(space.num_experts, device=experts.device) + layer * space.num_experts
+    unique = torch.where(wanted, ids, space.sink).sort().values
+    return unique[: min(experts.numel(), space.num_experts)]
+
+
+def admit(
+    unique: torch.Tensor,
+    slot_of: torch.Tensor,
+    id_of: torch.Tensor,
+    keys: torch.Tensor,
+    admitted: torch.Tensor | None,
+) -> Admission:
+    """Admit the missing ids of one step and update both maps in place.
+
+    unique: int64 [N] as `distinct` gives it. slot_of: int32 [num_ids + 1], -1 where absent.
+    id_of: int32 [num_slots], the sink id where empty. keys: int64 [num_ids + 1], as they were
+    before this step's touch. admitted: bool [N], or None for all.
+
+    Empty slots are filled first, by index; then the residents with the lowest (key, id) go, never
+    one that this step needs. Missing ids, ascending, take the freed slots in that order.
+    Precondition: the step's admitted and resident ids together are at most num_slots.
+    """
+    sink, num_slots = len(slot_of) - 1, len(id_of)
+    real = unique != sink
+    slots = slot_of[unique].long()
+    hit = real & (slots >= 0)
+    missing = real & ~hit
+    entering = missing if admitted is None else missing & admitted
+    bypassed = missing & ~entering
+    rows = torch.where(hit, slots, num_slots + bypassed.cumsum(0) - 1)
+    evictions = unique.new_zeros(())
+    if num_slots:
+        order = _eviction_order(unique, hit, id_of, keys, sink)
+        entering_rank = (entering.cumsum(0) - 1).clamp_(min=0, max=num_slots - 1)
+        target = order[entering_rank]
+        evicted = torch.where(entering, id_of[target].long(), sink)
+        evictions = (evicted != sink).sum()
+        rows = torch.where(entering, target, rows)
+        slot_of[evicted] = -1
+        slot_of[torch.where(entering, unique, sink)] = target.int()
+        slot_of[sink] = -1
+        _assign(id_of, target, unique, entering)
+    counts = torch.stack([real.sum(), hit.sum(), missing.sum(), evictions])
+    return Admission(unique, rows, missing, counts)
+
+
+def _eviction_order(
+    unique: torch.Tensor, hit: torch.Tensor, id_of: torch.Tensor, keys: torch.Tensor, sink: int
+) -> torch.Tensor:
+    """All slots, first to be taken first: empty by index, evictable by (key, id), protected."""
+    ids = id_of.long()
+    protected = torch.zeros_like(keys, dtype=torch.bool)
+    protected[torch.where(hit, unique, sink)] = True
+    rank = torch.where(protected[ids], PROTECTED, EVICTABLE)
+    rank = torch.where(ids == sink, EMPTY, rank)
+    order = ids.argsort(stable=True)
+    order = order[keys[ids[order]].argsort(stable=True)]
+    return order[rank[order].argsort(stable=True)]
+
+
+def _assign(
+    id_of: torch.Tensor, target: torch.Tensor, unique: torch.Tensor, entering: torch.Tensor
+) -> None:
+    """id_of[target] = unique where entering, in fixed shape: others go to a spare entry."""
+    spare = torch.cat([id_of, id_of.new_zeros(1)])
+    spare[torch.where(entering, target, len(id_of))] = unique.int()
+    id_of.copy_(spare[:-1])

@@ -1,0 +1,168 @@
+"""The model's shape, read from its config before any weight: a skeleton on the meta device.
+
+transformers decides what the model is; here we only find its experts modules (they carry
+`is_transposed`) and note their tensors' names and shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    rename_source_key,
+)
+
+from residency.policies.errors import CheckpointError, ConfigError
+from residency.policies.step import IdSpace
+from residency.runtime.layout import RowLayout
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a model folder's config describes.
+
+    expert_modules: the experts modules' names, in the order of the MoE layers.
+    """
+
+    folder: Path
+    config: Any
+    skeleton: PreTrainedModel
+    expert_modules: tuple[str, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, folder: Path, dtype: str) -> Architecture:
+        """Raises CheckpointError for a folder without a usable MoE config."""
+        config = _load_config(folder)
+        skeleton = _skeleton(folder, config)
+        names = tuple(n for n, m in skeleton.named_modules() if hasattr(m, "is_transposed"))
+        if not names:
+            raise CheckpointError(
+                f"{folder / 'config.json'}: {config.model_type} has no experts that transformers "
+                "can hand over; only Mixture-of-Experts models can be run"
+            )
+        chosen = _dtype(dtype, config)
+        return cls(folder, config, skeleton, names, chosen)
+
+    def experts(self, layer: int) -> Any:
+        return self.skeleton.get_submodule(self.expert_modules[layer])
+
+    @cached_property
+    def expert_classes(self) -> frozenset[type[torch.nn.Module]]:
+        return frozenset(type(self.experts(i)) for i in range(len(self.expert_modules)))
+
+    @cached_property
+    def expert_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of one expert's tensors, by parameter name; equal in every layer."""
+        per_layer = [
+            {n: tuple(p.shape[1:]) for n, p in self.experts(i).named_parameters()}
+            for i in range(len(self.expert_modules))
+        ]
+        if any(shapes != per_layer[0] for shapes in per_layer):
+            raise CheckpointError(f"{self.folder}: layers with experts of different shapes")
+        return per_layer[0]
+
+    @cached_property
+    def space(self) -> IdSpace:
+        text_config = self.config.get_text_config()
+        num_experts = next(self.experts(0).parameters()).shape[0]
+        return IdSpace(len(self.expert_modules), num_experts, text_config.num_experts_per_tok)
+
+    @cached_property
+    def layout(self) -> RowLayout:
+        return RowLayout.of(self.expert_shapes, self.dtype)
+
+    @property
+    def max_context(self) -> int:
+        limit: int = self.config.get_text_config().max_position_embeddings
+        return limit
+
+    @cached_property
+    def other_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all parameters that are not experts', by name."""
+        own = {f"{name}.{part}" for name in self.expert_modules for part in self.expert_shapes}
+        return {n: tuple(p.shape) for n, p in self.skeleton.named_parameters() if n not in own}
+
+    @property
+    def num_other_parameters(self) -> int:
+        return sum(math.prod(shape) for shape in self.other_shapes.values())
+
+    def kv_elements(self, num_tokens: int) -> int:
+        """Elements of the keys and values of `num_tokens` in all attention layers."""
+        config = self.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        return int(2 * config.num_hidden_layers * heads * width * num_tokens)
+
+    def workspace_elements(self, num_tokens: int) -> int:
+        """Elements of a chunk's largest activations: each token's top-k results and residuals,
+        and the attention mask and logits beside them.
+        """
+        config = self.config.get_text_config()
+        per_token = config.hidden_size * (2 * self.space.top_k + 8)
+        return int(num_tokens * per_token + config.vocab_size)
+
+    @cached_property
+    def _transforms(self) -> tuple[list[WeightRenaming], list[WeightConverter]]:
+        transforms = get_model_conversion_mapping(self.skeleton)
+        renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
+        return renamings, [t for t in transforms if isinstance(t, WeightConverter)]
+
+    def locate(self, key: str) -> tuple[str, int, int]:
+        """Where a checkpoint tensor goes: parameter name, and which of how many sources it is.
+
+        Several sources are concatenated along each expert's first dimension, e.g. gate and up.
+        """
+        renamings, converters = self._transforms
+        prefix = self.skeleton.base_model_prefix
+        name, pattern = rename_source_key(
+            key, renamings, converters, prefix, self.skeleton.state_dict()
+        )
+        for converter in converters:
+            if pattern in converter.source_patterns:
+                sources = list(converter.source_patterns)
+                return name, sources.index(pattern), len(sources)
+        return name, 0, 1
+
+
+def _load_config(folder: Path) -> Any:
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder}: no config.json there; name a Hugging Face model folder")
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{folder / 'config.json'}: cannot be read: {reason}") from error
+
+
+def _skeleton(folder: Path, config: Any) -> PreTrainedModel:
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(
+            f"{folder / 'config.json'}: transformers cannot build a causal language model from "
+            f"it: {reason}"
+        ) from error
+
+
+def _dtype(name: str, config: Any) -> torch.dtype:
+    if name == "auto":
+        declared = config.get_text_config().dtype
+        return declared if isinstance(declared, torch.dtype) else torch.float32
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigError(f"model.dtype={name}: it must be auto, bfloat16, float16 or float32")
+    return dtype

@@ -1,0 +1,80 @@
+"""Expert computation in plain torch: the readable definition of the grouped GEMM.
+
+Shapes: T tokens, K experts per token, H hidden. Experts are addressed by row, whether the row is a
+slot, a staging place or a place in a bank. A token's experts are summed in ascending expert id, in
+the model's dtype, as transformers' eager loop does, so a result depends neither on where an expert
+lay nor on the order in which groups of experts arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from residency.runtime.layout import RowLayout
+
+
+class Work:
+    """One call of one experts module: inputs, and a place for each (token, choice) result."""
+
+    def __init__(
+        self, module: Any, x_TH: torch.Tensor, ids_TK: torch.Tensor, weights_TK: torch.Tensor
+    ) -> None:
+        self.module = module
+        self.x_TH = x_TH
+        self.ids_TK = ids_TK
+        self.weights_TK = weights_TK
+        num_tokens, top_k = ids_TK.shape
+        self.results_TKH = x_TH.new_zeros(num_tokens, top_k, x_TH.shape[1])
+
+    def to(self, device: torch.device) -> Work:
+        """The same work with its inputs on another device."""
+        return Work(
+            self.module,
+            self.x_TH.to(device),
+            self.ids_TK.to(device),
+            self.weights_TK.to(device),
+        )
+
+    def combined(self) -> torch.Tensor:
+        """[T, H]: each token's results, summed in ascending expert id."""
+        order_TK = self.ids_TK.argsort(dim=1)
+        sorted_TKH = self.results_TKH.gather(1, order_TK[..., None].expand_as(self.results_TKH))
+        out_TH = torch.zeros_like(self.x_TH)
+        for choice_TH in sorted_TKH.unbind(1):
+            out_TH = out_TH + choice_TH
+        return out_TH
+
+
+class ExpertMath:
+    """Computes experts that lie in `rows` (uint8 [R, row_bytes]), with the module's own gate."""
+
+    def __init__(self, layout: RowLayout, rows: torch.Tensor) -> None:
+        self._views = layout.views(rows)
+
+    def run(self, work: Work, experts: Sequence[int], rows: Sequence[int]) -> None:
+        """Fill the results of every token routed to `experts`, which lie in `rows`."""
+        for expert, row in zip(experts, rows, strict=True):
+            self._run_one(work, expert, row)
+
+    def _run_one(self, work: Work, expert: int, row: int) -> None:
+        # Choice-major order, as in the eager loop: a GEMM's bits may depend on the order of rows.
+        choice, token = torch.where(work.ids_TK.T == expert)
+        if len(token) == 0:
+            return
+        module = work.module
+        gate_up = self._linear(module, work.x_TH[token], row, "gate_up_proj")
+        y = self._linear(module, module._apply_gate(gate_up), row, "down_proj")
+        y = y * work.weights_TK[token, choice, None]
+        work.results_TKH[token, choice] = y.to(work.results_TKH.dtype)
+
+    def _linear(self, module: Any, x: torch.Tensor, row: int, name: str) -> torch.Tensor:
+        weight = self._views[name][row]
+        bias = self._views[f"{name}_bias"][row] if module.has_bias else None
+        if not module.is_transposed:
+            return functional.linear(x, weight, bias)
+        y = x @ weight
+        return y if bias is None else y + bias

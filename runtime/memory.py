@@ -1,0 +1,112 @@
+"""The memory plan: what will be taken is added up and checked before anything is taken."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from residency.policies.base import Conflict
+from residency.policies.errors import CapacityError
+from residency.policies.step import IdSpace
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Sizes in rows (one expert each) and bytes.
+
+    staging_rows: the ring's buffers; decode also reads experts there that the policy declines.
+    """
+
+    num_slots: int
+    group_size: int
+    ring: int
+    staging_rows: int
+    row_bytes: int
+    bank_bytes: int
+    weight_bytes: int  # all that is not experts
+    kv_bytes: int
+    workspace_bytes: int  # activations of the longest chunk
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_slots + self.staging_rows
+
+    @property
+    def pool_bytes(self) -> int:
+        return self.num_slots * self.row_bytes
+
+    @property
+    def staging_bytes(self) -> int:
+        return self.staging_rows * self.row_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        return (
+            self.pool_bytes
+            + self.staging_bytes
+            + self.weight_bytes
+            + self.kv_bytes
+            + self.workspace_bytes
+        )
+
+    def as_dict(self) -> dict[str, int]:
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return own | {"device_bytes": self.device_bytes}
+
+    def check(self, device: torch.device) -> None:
+        """Raises CapacityError when host or device memory does not suffice."""
+        host = self.bank_bytes + (self.device_bytes if device.type == "cpu" else 0)
+        _require("host", host, _free_host_bytes(), f"{self._terms()}; choose a smaller model")
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            _require("device", self.device_bytes, free, f"{self._terms()}; lower cache.slots")
+
+    def _terms(self) -> str:
+        terms = {
+            "banks": self.bank_bytes,
+            f"{self.num_slots} slots": self.pool_bytes,
+            "staging": self.staging_bytes,
+            "other weights": self.weight_bytes,
+            "KV cache": self.kv_bytes,
+            "workspace": self.workspace_bytes,
+        }
+        return " + ".join(f"{name} {size / GIB:.2f} GiB" for name, size in terms.items())
+
+
+def row_faults(space: IdSpace, num_slots: int, groups: int) -> Iterator[Conflict]:
+    """Why a model of this shape cannot run with so many slots, or be cut into so many groups."""
+    key = (f"cache.slots={num_slots}",)
+    if num_slots > space.num_ids:
+        reason = (
+            f"the model has {space.num_ids} experts ({space.num_layers} layers x "
+            f"{space.num_experts}) and cannot fill so many slots"
+        )
+        yield Conflict(key, reason, "cache.slots=all")
+    if 0 < num_slots < space.top_k:
+        reason = f"one decode step needs {space.top_k} experts in slots at once"
+        yield Conflict(key, reason, f"cache.slots={space.top_k}")
+    if groups > space.num_experts:
+        reason = f"a layer has only {space.num_experts} experts to cut into groups"
+        yield Conflict((f"prefill.groups={groups}",), reason, f"prefill.groups={space.num_experts}")
+
+
+def _require(where: str, needed: int, free: int, how: str) -> None:
+    if needed > free:
+        raise CapacityError(
+            f"{where} memory: {needed / GIB:.2f} GiB needed, {free / GIB:.2f} GiB free ({how})"
+        )
+
+
+def _free_host_bytes() -> int:
+    """What the kernel says can be taken without swapping, or physical memory where it is silent."""
+    try:
+        with open("/proc/meminfo") as lines:
+            fields = dict(line.split(":", 1) for line in lines)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,233 @@
+"""The prefill executor: runs any mode's plan, one layer of one chunk at a time.
+
+A plan becomes lots, a lot is a set of experts and the rows they will lie in. Lots are issued
+(copies start) ahead of being computed: of a plan made before the router, as many layers ahead as
+the staging ring has buffers; of a plan that waits for the router, as far as the layer goes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from residency.policies.errors import PolicyError
+from residency.policies.prefill import LayerView, Plan, PrefillMode
+from residency.policies.step import Phase, Step
+from residency.runtime.admission import Placed, distinct
+from residency.runtime.counters import Counters, Source
+from residency.runtime.experts import ExpertMath, Work
+from residency.runtime.lanes import Mark
+from residency.runtime.slots import SlotPool
+from residency.runtime.staging import Buffer, StagingRing
+from residency.runtime.transfers import Transfers
+
+
+@dataclass(frozen=True)
+class Lot:
+    """Experts (ids within the layer) that are computed together once `ready` has passed."""
+
+    experts: list[int]
+    rows: list[int]
+    ready: Mark
+    buffer: Buffer | None = None
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A lot whose staging copy is planned but not issued."""
+
+    layer: int
+    experts: list[int]
+    slots: list[int] | None  # copied from these slots, or from the bank when None
+
+
+class PrefillExecutor:
+    """Owns the order of copies and compute during prefill."""
+
+    def __init__(
+        self,
+        mode: PrefillMode,
+        pool: SlotPool,
+        ring: StagingRing,
+        transfers: Transfers,
+        maths: ExpertMath,
+        counters: Counters,
+    ) -> None:
+        self.mode = mode
+        self.pool = pool
+        self.ring = ring
+        self.transfers = transfers
+        self.maths = maths
+        self.counters = counters
+        self._group_size = -(-pool.space.num_experts // mode.config.groups)
+        self._ahead: Iterator[tuple[int, Lot | Pending]] = iter(())
+        self._next: tuple[int, Lot | Pending] | None = None
+        self._issued: deque[tuple[int, Lot]] = deque()
+
+    def begin(self, num_tokens: int) -> None:
+        """Start a chunk: copies that need not wait for a router begin now."""
+        self._num_tokens = num_tokens
+        self._waits = self.mode.waits_for_router(num_tokens)
+        self._start = self.transfers.lanes.mark()
+        if not self._waits:
+            self._ahead = self._plan_ahead(self.pool.snapshot())
+            self._pump()
+
+    def end(self) -> None:
+        assert not self._issued, f"{len(self._issued)} lots were issued and never computed"
+
+    def abort(self) -> None:
+        """Forget a chunk that was broken off; the pool keeps what it has admitted."""
+        self.transfers.lanes.synchronize()
+        self.ring.reset()
+        self._abandon()
+
+    def layer(self, step: Step, work: Work) -> torch.Tensor:
+        """The layer's output [T, H]."""
+        unique = distinct(work.ids_TK, step.layer, self.pool.space)
+        self._count_lookups(step, unique)
+        if self._waits:
+            self._plan_now(step, work)
+        self._run(step, work)
+        self.pool.touch(unique, step)
+        return work.combined()
+
+    def _count_lookups(self, step: Step, unique: torch.Tensor) -> None:
+        real = unique != self.pool.space.sink
+        hits = (real & (self.pool.slot_of[unique] >= 0)).sum()
+        lookups, none = real.sum(), torch.zeros_like(hits)
+        counts = torch.stack([lookups, hits, lookups - hits, none])
+        self.counters.count(step.layer, step.phase, counts)
+
+    def _run(self, step: Step, work: Work) -> None:
+        """Compute the layer's lots as they are issued, issuing more as buffers come free."""
+        self._pump()
+        while self._issued and self._issued[0][0] == step.layer:
+            self._compute(work, self._issued.popleft()[1])
+            self._pump()
+
+    # Plans made before the router: the residents of the whole chunk are known at its start, and
+    # stay, because such a plan admits nothing.
+
+    def _plan_ahead(self, slots: torch.Tensor) -> Iterator[tuple[int, Lot | Pending]]:
+        for layer, slots_E in enumerate(slots[:-1].unflatten(0, (self.pool.space.num_layers, -1))):
+            plan = self._checked(LayerView(layer, self._num_tokens, slots_E >= 0, routed=None))
+            for lot in self._staged(layer, plan, slots_E):
+                yield layer, lot
+
+    def _pump(self) -> None:
+        """Issue planned lots in order while the ring has a buffer for the next one."""
+        while (item := self._next or next(self._ahead, None)) is not None:
+            layer, lot = item
+            if isinstance(lot, Pending):
+                buffer = self.ring.acquire()
+                if buffer is None:
+                    self._next = item
+                    return
+                lot = self._issue(lot, buffer)
+            self._next = None
+            self._issued.append((layer, lot))
+
+    # Plans that wait for the router.
+
+    def _plan_now(self, step: Step, work: Work) -> None:
+        space = self.pool.space
+        routed = torch.bincount(work.ids_TK.flatten(), minlength=space.num_experts).cpu() > 0
+        slots_E = self.pool.layer_slots(step.layer).cpu()
+        plan = self._checked(LayerView(step.layer, self._num_tokens, slots_E >= 0, routed))
+        self._admit_waves(step, work, plan)
+        passing = Plan.of(space.num_experts, copy=plan.copy, stream=plan.stream)
+        self._ahead = iter(
+            [(step.layer, lot) for lot in self._staged(step.layer, passing, slots_E)]
+        )
+
+    def _admit_waves(self, step: Step, work: Work, plan: Plan) -> None:
+        """Compute residents in place and admit the rest, as many experts at a time as fit.
+
+        Residents come first, so none is evicted before it was used; each expert is loaded once.
+        """
+        needed = _ids(plan.in_place) + _ids(plan.admit)
+        for start in range(0, len(needed), max(1, self.pool.num_slots)):
+            wave = torch.tensor(needed[start : start + self.pool.num_slots])
+            admission = self.pool.admit(wave.to(self.pool.slot_of.device), step)
+            self.counters.count_evictions(step.layer, step.phase, admission.counts)
+            for lot in self._fetch(step.layer, Placed.of(admission, step.layer, self.pool.space)):
+                self._compute(work, lot)
+
+    def _fetch(self, layer: int, placed: Placed) -> list[Lot]:
+        """Lots of one wave, hits first; the copies of all of them are issued before any compute."""
+        after = self.transfers.lanes.mark()  # behind the last compute that reads the freed slots
+        lots = [Lot(*placed.hits, Mark())] if placed.hits.experts else []
+        for start in range(0, len(placed.misses.experts), self._group_size):
+            group = placed.misses.part(start, start + self._group_size)
+            ready = self.transfers.fetch(layer, Phase.PREFILL, Source.FETCH, *group, after)
+            lots.append(Lot(*group, ready))
+        return lots
+
+    # Both.
+
+    def _checked(self, view: LayerView) -> Plan:
+        """The mode's plan, if it is one that can be run."""
+        plan = self.mode.plan(view)
+        named, wanted = plan.times_named(), view.routed
+        if wanted is None:
+            wanted = torch.ones_like(view.resident)
+            if plan.admit.any():
+                self._refuse(view, "admits experts before the router has spoken")
+        if (named > 1).any():
+            self._refuse(view, f"names expert {int(named.argmax())} more than once")
+        if (forgotten := wanted & (named == 0)).any():
+            self._refuse(view, f"forgets expert {int(forgotten.int().argmax())}")
+        if (absent := (plan.in_place | plan.copy) & ~view.resident).any():
+            self._refuse(
+                view, f"reads expert {int(absent.int().argmax())} from a slot it is not in"
+            )
+        return plan
+
+    def _refuse(self, view: LayerView, what: str) -> None:
+        raise PolicyError(f"prefill={self.mode.name}: the plan for layer {view.layer} {what}")
+
+    def _staged(self, layer: int, plan: Plan, slots_E: torch.Tensor) -> Iterator[Lot | Pending]:
+        """Lots through staging, hits first, cut to the group size."""
+        if plan.in_place.any():
+            experts = _ids(plan.in_place)
+            yield Lot(experts, slots_E[experts].tolist(), Mark())
+        for group in self._groups(plan.copy):
+            yield Pending(layer, group, slots_E[group].tolist())
+        for group in self._groups(plan.stream):
+            yield Pending(layer, group, None)
+
+    def _groups(self, mask: torch.Tensor) -> Iterator[list[int]]:
+        experts = _ids(mask)
+        for start in range(0, len(experts), self._group_size):
+            yield experts[start : start + self._group_size]
+
+    def _issue(self, lot: Pending, buffer: Buffer) -> Lot:
+        rows = list(buffer.rows(len(lot.experts)))
+        after = (self._start, buffer.free)
+        if lot.slots is not None:
+            ready = self.transfers.duplicate(lot.layer, Phase.PREFILL, lot.slots, rows, *after)
+        else:
+            ready = self.transfers.fetch(
+                lot.layer, Phase.PREFILL, Source.STREAM, lot.experts, rows, *after
+            )
+        return Lot(lot.experts, rows, ready, buffer)
+
+    def _compute(self, work: Work, lot: Lot) -> None:
+        self.transfers.lanes.wait(lot.ready)
+        self.maths.run(work, lot.experts, lot.rows)
+        if lot.buffer is not None:
+            self.ring.release(lot.buffer)
+
+    def _abandon(self) -> None:
+        self._ahead = iter(())
+        self._next = None
+        self._issued.clear()
+
+
+def _ids(mask: torch.Tensor) -> list[int]:
+    ids: list[int] = mask.nonzero().flatten().tolist()
+    return ids

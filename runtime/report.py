@@ -1,0 +1,99 @@
+"""The report of one run: what was generated, how long it took, and what moved.
+
+`result.json` holds `Report.as_dict()`; docs/result-format.md describes every key. VERSION rises
+whenever a key changes its meaning or goes away.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from residency.policies.step import Phase
+from residency.runtime.counters import LINK_SOURCES, LayerCounts
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class PhaseTotals:
+    """One phase summed over layers. link_share: part of the phase in which the link was copying."""
+
+    phase: str
+    seconds: float
+    link_seconds: float
+    lookups: int
+    hits: int
+    misses: int
+    evictions: int
+    computed: int
+    bytes: dict[str, int]
+
+    @classmethod
+    def of(
+        cls, phase: Phase, rows: Iterable[LayerCounts], seconds: float, link_seconds: float
+    ) -> PhaseTotals:
+        own = [row for row in rows if row.phase == phase]
+        fields = ("lookups", "hits", "misses", "evictions", "computed")
+        sums = {field: sum(getattr(row, field) for row in own) for field in fields}
+        sources = own[0].bytes if own else {}
+        moved = {source: sum(row.bytes[source] for row in own) for source in sources}
+        return cls(str(phase), seconds, link_seconds, **sums, bytes=moved)
+
+    @property
+    def link_share(self) -> float:
+        return self.link_seconds / self.seconds if self.seconds else 0.0
+
+    @property
+    def link_bytes(self) -> int:
+        return sum(self.bytes.get(source, 0) for source in LINK_SOURCES)
+
+    @property
+    def hit_rate(self) -> float | None:
+        return self.hits / self.lookups if self.lookups else None
+
+    def as_dict(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return own | {"link_share": self.link_share, "hit_rate": self.hit_rate}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one generation cost. ttft_s and tpot_s are wall-clock; tpot_s is None below 2 tokens."""
+
+    text: str
+    finish: str  # "stop" at a stop token, "length" at max_new_tokens
+    prompt_tokens: int
+    token_ids: list[int]
+    ttft_s: float
+    step_s: list[float]  # wall-clock of each decode step
+    phases: list[PhaseTotals]
+    counters: list[LayerCounts]
+    memory: dict[str, int]
+    environment: dict[str, str]
+    notes: list[str]
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Median time per output token after the first."""
+        return statistics.median(self.step_s) if self.step_s else None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "text": self.text,
+            "finish": self.finish,
+            "prompt_tokens": self.prompt_tokens,
+            "new_tokens": len(self.token_ids),
+            "token_ids": self.token_ids,
+            "ttft_s": self.ttft_s,
+            "tpot_s": self.tpot_s,
+            "step_s": self.step_s,
+            "phases": [phase.as_dict() for phase in self.phases],
+            "counters": [row.as_dict() for row in self.counters],
+            "memory": self.memory,
+            "environment": self.environment,
+            "notes": self.notes,
+        }

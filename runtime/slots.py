@@ -1,0 +1,65 @@
+"""The slot pool: which experts lie in the device's slots."""
+
+from __future__ import annotations
+
+import torch
+
+from residency.policies.cache import CachePolicy
+from residency.policies.errors import PolicyError
+from residency.policies.step import IdSpace, Step
+from residency.runtime.admission import Admission, admit, distinct
+
+
+class SlotPool:
+    """The two maps between expert ids and slots, ruled by one cache policy.
+
+    slot_of: int32 [num_ids + 1], -1 where absent; the last entry belongs to the sink id.
+    id_of: int32 [num_slots], the sink id where a slot is empty.
+    """
+
+    def __init__(
+        self, space: IdSpace, num_slots: int, policy: CachePolicy, device: torch.device
+    ) -> None:
+        self.space = space
+        self.policy = policy
+        self.slot_of = torch.full((space.num_ids + 1,), -1, dtype=torch.int32, device=device)
+        self.id_of = torch.full((num_slots,), space.sink, dtype=torch.int32, device=device)
+        self._snapshot: torch.Tensor | None = None
+        policy.allocate(space, device)
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.id_of)
+
+    def layer_slots(self, layer: int) -> torch.Tensor:
+        """int32 [E] view: the slot of each of the layer's experts, -1 where absent."""
+        first = layer * self.space.num_experts
+        return self.slot_of[first : first + self.space.num_experts]
+
+    def snapshot(self) -> torch.Tensor:
+        """slot_of on the CPU, int32 [num_ids + 1]; copied again only after an admission."""
+        if self._snapshot is None:
+            self._snapshot = self.slot_of.cpu().clone()
+        return self._snapshot
+
+    def admit(self, experts: torch.Tensor, step: Step) -> Admission:
+        """Admit what `experts` (int [N] within the layer) lacks, as the policy allows."""
+        unique = distinct(experts, step.layer, self.space)
+        self._snapshot = None
+        return admit(
+            unique, self.slot_of, self.id_of, self.policy.keys, self.policy.admits(unique, step)
+        )
+
+    def touch(self, unique: torch.Tensor, step: Step) -> None:
+        self.policy.touch(unique, step)
+
+    def check(self) -> None:
+        """Recompute each map from the other and compare. Raises PolicyError on any difference."""
+        ids, slots = self.id_of.long().cpu(), self.slot_of.long().cpu()
+        taken = (ids != self.space.sink).nonzero().flatten()
+        resident = (slots >= 0).nonzero().flatten()
+        if len(taken) != len(resident) or not torch.equal(slots[ids[taken]], taken):
+            raise PolicyError(
+                f"cache={self.policy.name}: slot maps disagree: {len(taken)} slots are taken, "
+                f"{len(resident)} experts say they lie in one, of {self.num_slots} slots"
+            )

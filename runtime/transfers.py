@@ -1,0 +1,82 @@
+"""Transfers: rows from bank to device and from slot to staging, on the copy lane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from residency.policies.step import Phase
+from residency.runtime.banks import Banks
+from residency.runtime.counters import Counters, Source
+from residency.runtime.lanes import Lanes, Mark
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive rows that go to consecutive rows: one copy."""
+
+    source: int
+    target: int
+    length: int
+
+
+class Transfers:
+    """Moves rows and counts the bytes. `rows` is the device's uint8 [R, row_bytes]."""
+
+    def __init__(self, banks: Banks, rows: torch.Tensor, lanes: Lanes, counters: Counters) -> None:
+        self.banks = banks
+        self.rows = rows
+        self.lanes = lanes
+        self.counters = counters
+
+    def fetch(
+        self,
+        layer: int,
+        phase: Phase,
+        source: Source,
+        experts: Sequence[int],
+        rows: Sequence[int],
+        *after: Mark,
+    ) -> Mark:
+        """Copy `experts` of the layer's bank into `rows`, once `after` has passed."""
+        bank = self.banks.layers[layer]
+        return self._copy(bank, layer, phase, source, experts, rows, after)
+
+    def duplicate(
+        self, layer: int, phase: Phase, slots: Sequence[int], rows: Sequence[int], *after: Mark
+    ) -> Mark:
+        """Copy `slots` into `rows` on the device, once `after` has passed."""
+        return self._copy(self.rows, layer, phase, Source.D2D, slots, rows, after)
+
+    def _copy(
+        self,
+        origin: torch.Tensor,
+        layer: int,
+        phase: Phase,
+        source: Source,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        after: tuple[Mark, ...],
+    ) -> Mark:
+        with self.lanes.copying(*after) as done:
+            for run in runs(sources, targets):
+                target = self.rows[run.target : run.target + run.length]
+                target.copy_(origin[run.source : run.source + run.length], non_blocking=True)
+        self.counters.moved(layer, phase, source, len(sources) * self.rows.shape[1])
+        return done
+
+
+def runs(sources: Sequence[int], targets: Sequence[int]) -> Iterator[Run]:
+    """Cut (source, target) pairs into runs that are consecutive on both sides."""
+    start = 0
+    for end in range(1, len(sources) + 1):
+        consecutive = (
+            end < len(sources)
+            and sources[end] == sources[end - 1] + 1
+            and targets[end] == targets[end - 1] + 1
+        )
+        if not consecutive:
+            yield Run(sources[start], targets[start], end - start)
+            start = end

@@ -1,0 +1,1 @@
+"""Workloads: what is run on an engine."""
