@@ -72,6 +72,8 @@ def run(
         _refuse_conflicts(config)
         folder = ResultFolder(out_dir, force) if out_dir else None
         with _loading_bar() as progress, build_engine(config, progress) as engine:
+            if not as_json:
+                out.print(config.workload.config.prompt, end="", style="bold", markup=False)
             report = config.workload.run(engine, None if as_json else _print_piece)
         if folder:
             folder.write(report.as_dict(), config.yaml())

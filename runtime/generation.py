@@ -31,7 +31,7 @@ class Generation:
     prefill_s: float = 0.0
     prefill_copy_s: float = 0.0
     decode_copy_s: float = 0.0
-    on_logits: Callable[[torch.Tensor], None] | None = None  # sees each position's logits [V]
+    on_logits: Callable[[torch.Tensor], None] | None = None  # the logits [V] behind each token
 
     @torch.inference_mode()
     def tokens(self, prompt: Sequence[int], max_new_tokens: int) -> Iterator[int]:
@@ -64,11 +64,11 @@ class Generation:
         with self.runtime.step(phase, ids_1T.shape[1]):
             output = self.model(ids_1T, cache=cache, use_cache=True, logits_to_keep=1)
         logits_V: torch.Tensor = output.logits[0, -1]
-        if self.on_logits is not None:
-            self.on_logits(logits_V)
         return logits_V
 
     def _next(self, logits_V: torch.Tensor) -> int:
+        if self.on_logits is not None:
+            self.on_logits(logits_V)
         return int(self.sampler(logits_V))
 
 

@@ -1,7 +1,5 @@
-"""Decode targets: where a decode step's routed experts are computed."""
+"""Decode targets: where a decode step's routed experts are computed. One module and YAML each."""
 
 from residency.policies.decode.base import DecodeTarget
-from residency.policies.decode.cpu import Cpu
-from residency.policies.decode.gpu import Gpu
 
-__all__ = ["Cpu", "DecodeTarget", "Gpu"]
+__all__ = ["DecodeTarget"]

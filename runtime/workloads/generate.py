@@ -26,9 +26,9 @@ class Generate(Part):
         ignore_eos: do not stop at the model's own end-of-text tokens.
         """
 
-        prompt: str = ""
+        prompt: str = "ROMEO:\n"
         max_new_tokens: int = 128
-        temperature: float = 0.0
+        temperature: float = 0.7
         top_p: float = 1.0
         seed: int = 0
         stop_tokens: list[int] = field(default_factory=list)

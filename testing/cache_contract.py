@@ -1,0 +1,100 @@
+"""What must hold of every cache policy, whoever wrote it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+
+from residency.policies.cache import CachePolicy
+from residency.policies.step import IdSpace, Phase, Step
+
+SPACE = IdSpace(num_layers=3, num_experts=16, top_k=4)
+NUM_TOKENS = 40
+
+
+class CachePolicyContract:
+    """Subclass it in a test module with `policy` set, and `params` for a config of your own."""
+
+    policy: ClassVar[type[CachePolicy]]
+    params: ClassVar[dict[str, Any]] = {}
+
+    def make(self, device: str = "cpu") -> CachePolicy:
+        policy = self.policy(self.policy.Config(**self.params))
+        policy.allocate(SPACE, torch.device(device))
+        return policy
+
+    def run(self, policy: CachePolicy, seed: int = 0, first_token: int = 1) -> None:
+        """Touch as a decode would: tokens in order, each layer's distinct experts, some padding."""
+        generator = torch.Generator().manual_seed(seed)
+        device = policy.keys.device
+        for token in range(first_token, first_token + NUM_TOKENS):
+            for layer in range(SPACE.num_layers):
+                step = Step(torch.tensor(token, device=device), layer, Phase.DECODE)
+                if layer == 0:
+                    policy.refresh(step)
+                experts = torch.randperm(SPACE.num_experts, generator=generator)[: SPACE.top_k]
+                ids = (experts.sort().values + layer * SPACE.num_experts).to(device)
+                ids[token % SPACE.top_k + 1 :] = SPACE.sink
+                policy.admits(ids, step)
+                policy.touch(ids, step)
+
+    def test_two_equal_runs_leave_equal_state(self) -> None:
+        first, second = self.make(), self.make()
+        self.run(first)
+        self.run(second)
+        for name, tensor in _known(first).items():
+            assert torch.equal(tensor, _known(second)[name]), f"{name} differs between equal runs"
+
+    def test_state_stays_where_it_is(self) -> None:
+        """A captured graph reads and writes the tensors of its capture for ever."""
+        policy = self.make()
+        before = {name: (t.data_ptr(), t.shape, t.dtype) for name, t in policy.state().items()}
+        self.run(policy)
+        policy.rebase(NUM_TOKENS // 2)
+        after = {name: (t.data_ptr(), t.shape, t.dtype) for name, t in policy.state().items()}
+        assert before == after, "state was replaced instead of updated in place"
+
+    def test_no_step_needs_the_host(self) -> None:
+        """Meta tensors have no values: whatever reads one on the host raises here."""
+        policy = self.make("meta")
+        step = Step(torch.empty((), dtype=torch.int64, device="meta"), 1, Phase.DECODE)
+        ids = torch.empty(SPACE.top_k, dtype=torch.int64, device="meta")
+        policy.refresh(step)
+        policy.admits(ids, step)
+        policy.touch(ids, step)
+
+    def test_keys_are_int64_for_every_id_and_the_sink(self) -> None:
+        policy = self.make()
+        self.run(policy)
+        assert policy.keys.dtype == torch.int64
+        assert policy.keys.shape == (SPACE.num_ids + 1,)
+
+    def test_admits_answers_for_each_id_or_for_all(self) -> None:
+        policy = self.make()
+        ids = torch.arange(SPACE.top_k)
+        for phase in Phase:
+            admitted = policy.admits(ids, Step(torch.tensor(1), 0, phase))
+            assert admitted is None or (admitted.dtype, admitted.shape) == (torch.bool, ids.shape)
+
+    def test_saved_state_continues_as_if_never_saved(self) -> None:
+        through, restored = self.make(), self.make()
+        self.run(through)
+        for name, tensor in restored.state().items():
+            tensor.copy_(through.state()[name])
+        self.run(through, seed=1, first_token=NUM_TOKENS + 1)
+        self.run(restored, seed=1, first_token=NUM_TOKENS + 1)
+        for name, tensor in _known(through).items():
+            assert torch.equal(tensor, _known(restored)[name]), f"{name} was not part of the state"
+
+    def test_rebasing_keeps_the_order(self) -> None:
+        policy = self.make()
+        self.run(policy, first_token=1000)
+        before = policy.keys[: SPACE.num_ids].argsort(stable=True)
+        policy.rebase(900)
+        assert torch.equal(policy.keys[: SPACE.num_ids].argsort(stable=True), before)
+
+
+def _known(policy: CachePolicy) -> dict[str, torch.Tensor]:
+    """The state without the sink's row, which may hold anything."""
+    return {name: tensor[: SPACE.num_ids] for name, tensor in policy.state().items()}

@@ -1,0 +1,101 @@
+"""Admission against a naive reading of its rules, over random ids, keys and pools."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from residency.policies.cache.lru import Lru
+from residency.policies.step import IdSpace, Phase, Step
+from residency.runtime.admission import admit, distinct
+from residency.runtime.slots import SlotPool
+
+SPACE = IdSpace(num_layers=2, num_experts=6, top_k=3)
+
+
+class NaivePool:
+    """Dictionaries and sorting: one step at a time, exactly as the docstring of `admit` says."""
+
+    def __init__(self, num_slots):
+        self.slots = [None] * num_slots
+
+    def admit(self, ids, keys, admitted):
+        wanted = sorted(set(ids))
+        missing = [i for i in wanted if i not in self.slots]
+        entering = [i for i in missing if admitted[i]]
+        empty = [s for s, held in enumerate(self.slots) if held is None]
+        evictable = [i for i in self.slots if i is not None and i not in wanted]
+        victims = sorted(evictable, key=lambda i: (keys[i], i))
+        places = empty + [self.slots.index(i) for i in victims]
+        evictions = max(0, len(entering) - len(empty))
+        for i, place in zip(entering, places, strict=False):
+            self.slots[place] = i
+        return len(wanted), len(wanted) - len(missing), len(missing), evictions
+
+
+steps = st.lists(
+    st.tuples(
+        st.integers(0, SPACE.num_layers - 1),
+        st.lists(st.integers(0, SPACE.num_experts - 1), min_size=1, max_size=5),
+        st.lists(st.integers(-3, 3), min_size=SPACE.num_ids, max_size=SPACE.num_ids),
+        st.lists(st.booleans(), min_size=SPACE.num_ids, max_size=SPACE.num_ids),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(num_slots=st.integers(5, 14), steps=steps, declines=st.booleans())
+@settings(deadline=None, max_examples=150)
+def test_equal_to_the_naive_pool(num_slots, steps, declines):
+    naive = NaivePool(num_slots)
+    slot_of = torch.full((SPACE.num_ids + 1,), -1, dtype=torch.int32)
+    id_of = torch.full((num_slots,), SPACE.sink, dtype=torch.int32)
+    for layer, experts, keys, admitted in steps:
+        if not declines:
+            admitted = [True] * SPACE.num_ids
+        unique = distinct(torch.tensor(experts), layer, SPACE)
+        mask = torch.tensor([*admitted, True])[unique] if declines else None
+        result = admit(unique, slot_of, id_of, torch.tensor([*keys, 0]), mask)
+        ids = [layer * SPACE.num_experts + e for e in experts]
+        assert result.counts.tolist() == list(naive.admit(ids, keys, admitted))
+        held = [None if i == SPACE.sink else i for i in id_of.tolist()]
+        assert held == naive.slots
+        check_rows(result, slot_of, num_slots)
+
+
+def check_rows(result, slot_of, num_slots):
+    """Each wanted id has a row of its own: its slot, or a place behind the slots."""
+    rows = []
+    for i, row in zip(result.unique.tolist(), result.rows.tolist(), strict=True):
+        if i != SPACE.sink:
+            assert row == slot_of[i] if slot_of[i] >= 0 else row >= num_slots
+            rows.append(row)
+    assert len(set(rows)) == len(rows)
+
+
+def test_distinct_is_sorted_and_padded_and_ignores_none():
+    none = SPACE.num_experts
+    unique = distinct(torch.tensor([4, 1, 4, none]), 1, SPACE)
+    assert unique.tolist() == [7, 10, SPACE.sink, SPACE.sink]
+
+
+def test_admission_needs_no_host():
+    """Meta tensors have no values, so whatever reads one on the host raises."""
+    unique = distinct(torch.empty(4, dtype=torch.int64, device="meta"), 0, SPACE)
+    slot_of = torch.empty(SPACE.num_ids + 1, dtype=torch.int32, device="meta")
+    id_of = torch.empty(5, dtype=torch.int32, device="meta")
+    keys = torch.empty(SPACE.num_ids + 1, dtype=torch.int64, device="meta")
+    assert admit(unique, slot_of, id_of, keys, None).counts.shape == (4,)
+
+
+def test_pool_audits_itself():
+    import pytest
+
+    from residency.policies.errors import PolicyError
+
+    pool = SlotPool(SPACE, 4, Lru(Lru.Config()), torch.device("cpu"))
+    pool.admit(torch.tensor([0, 2]), Step(torch.tensor(1), 0, Phase.DECODE))
+    pool.check()
+    pool.id_of[0] = 5
+    with pytest.raises(PolicyError, match="slot maps disagree"):
+        pool.check()

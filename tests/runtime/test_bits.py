@@ -1,0 +1,85 @@
+"""Invariant 1: logits are equal bit for bit, whatever the policies, slots, groups and ring."""
+
+import itertools
+
+import pytest
+import torch
+from conftest import tiny_engine
+
+from residency.policies.errors import ResidencyError
+
+CACHES = ("cache=lru", "cache=lrfu")
+MODES = ("prefill=always_stream", "prefill=hit_d2d", "prefill=demand")
+SLOTS = (2, 5, 24)  # the step's top-k, a few, all of 3 layers x 8 experts
+PROMPT = list(range(3, 40))
+CHUNKS = (1, 7, 64)
+
+
+def logits(engine, prompts=(PROMPT, PROMPT[5:20])):
+    """Logits behind every new token of two generations in a row: cold slots, then warm."""
+    seen = []
+    for prompt in prompts:
+        engine.generate(prompt, max_new_tokens=5, ignore_eos=True, on_logits=seen.append)
+    return torch.stack(seen)
+
+
+@pytest.fixture(scope="module", params=CHUNKS)
+def resident(request, checkpoint):
+    """(chunk length, logits with a slot for every expert)."""
+    chunk = f"prefill.chunk_tokens={request.param}"
+    with tiny_engine(checkpoint, "cache=lru", "cache.slots=all", "prefill=demand", chunk) as engine:
+        logits(engine)  # afterwards every routed expert is in its slot
+        return chunk, logits(engine)
+
+
+@pytest.mark.parametrize(("cache", "mode"), list(itertools.product(CACHES, MODES)))
+@pytest.mark.parametrize("slots", SLOTS)
+def test_equal_to_the_all_resident_run(checkpoint, resident, cache, mode, slots):
+    chunk, expected = resident
+    with tiny_engine(checkpoint, cache, mode, f"cache.slots={slots}", chunk) as engine:
+        assert torch.equal(logits(engine), expected)
+
+
+@pytest.mark.parametrize(("groups", "ring"), [(1, 1), (2, 1), (3, 2), (8, 4)])
+@pytest.mark.parametrize("mode", MODES)
+def test_equal_over_groups_and_ring(checkpoint, resident, mode, groups, ring):
+    chunk, expected = resident
+    cut = (f"prefill.groups={groups}", f"prefill.ring={ring}")
+    with tiny_engine(checkpoint, mode, "cache.slots=5", *cut, chunk) as engine:
+        assert torch.equal(logits(engine), expected)
+
+
+@pytest.mark.parametrize("choice", [("cache=none", "prefill=always_stream"), ("decode=cpu",)])
+def test_equal_without_slots(checkpoint, resident, choice):
+    chunk, expected = resident
+    with tiny_engine(checkpoint, *choice, chunk) as engine:
+        assert torch.equal(logits(engine), expected)
+
+
+def test_equal_when_longer_chunks_fall_to_the_other_mode(checkpoint, resident):
+    chunk, expected = resident
+    fall = ("prefill=demand", "prefill.max_tokens=3", "prefill.otherwise=hit_d2d")
+    with tiny_engine(checkpoint, "cache.slots=5", *fall, chunk) as engine:
+        assert torch.equal(logits(engine), expected)
+
+
+def test_the_comparison_can_fail(checkpoint, resident):
+    """Another chunk length gives other bits in float32, so equality above is no accident."""
+    _, expected = resident
+    with tiny_engine(checkpoint, "prefill.chunk_tokens=20") as engine:
+        assert not torch.equal(logits(engine), expected)
+
+
+def test_a_step_that_is_broken_off_leaves_the_engine_usable(checkpoint, resident):
+    chunk, expected = resident
+    with tiny_engine(checkpoint, "cache.slots=5", "prefill=always_stream", chunk) as engine:
+        maths = engine.runtime._prefill.maths
+        original, maths.run = maths.run, _raise
+        with pytest.raises(ResidencyError):
+            engine.generate(PROMPT, max_new_tokens=2)
+        maths.run = original
+        assert torch.equal(logits(engine), expected)
+
+
+def _raise(*_):
+    raise ResidencyError("broken off")
