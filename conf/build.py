@@ -68,6 +68,7 @@ def build_engine(config: Config, progress: Progress | None = None) -> Engine:
     device = config.device.open()
     return Engine(
         config.model.architecture,
+        config.model.weights(),
         config.policies,
         device,
         context=config.model.context,

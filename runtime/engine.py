@@ -14,14 +14,14 @@ from transformers import AutoTokenizer, PreTrainedModel
 from residency.policies.errors import CheckpointError, ConfigError, WorkloadError
 from residency.policies.step import Phase
 from residency.runtime.architecture import Architecture
-from residency.runtime.checkpoint import Checkpoint
 from residency.runtime.generation import Generation, text_pieces
 from residency.runtime.hooks import attach, detach
-from residency.runtime.loading import Progress, load_banks, load_model
+from residency.runtime.loading import Progress
 from residency.runtime.memory import MemoryPlan, row_faults
 from residency.runtime.offload import OffloadRuntime, Policies
 from residency.runtime.report import PhaseTotals, Report
 from residency.runtime.sampling import Sampler, Sampling
+from residency.runtime.weights import Weights
 
 
 class Engine:
@@ -30,6 +30,7 @@ class Engine:
     def __init__(
         self,
         architecture: Architecture,
+        weights: Weights,
         policies: Policies,
         device: torch.device,
         *,
@@ -47,12 +48,11 @@ class Engine:
         self.notes = list(notes)
         self.architecture = architecture
         self.context = context or architecture.max_context
-        checkpoint = Checkpoint(architecture.folder)
         plan = plan_memory(architecture, policies, self.context)
         plan.check(device)
         self.tokenizer = _load_tokenizer(architecture.folder)
-        self.model: PreTrainedModel = load_model(architecture, checkpoint, device)
-        banks = load_banks(architecture, checkpoint, progress)
+        self.model: PreTrainedModel = weights.model(device)
+        banks = weights.banks(device, progress)
         self.runtime = OffloadRuntime(banks, policies, plan, device)
         attach(self.model, architecture.expert_modules, self.runtime)
 

@@ -78,7 +78,7 @@ def load_model(
         name, _, count = architecture.locate(entry.key)
         if count == 1 and (shape := architecture.other_shapes.get(name)) is not None:
             _require_shape(entry, shape)
-    with _quiet(), _without_experts(architecture.expert_classes):
+    with _quiet(), without_experts(architecture.expert_classes):
         model, info = AutoModelForCausalLM.from_pretrained(
             architecture.folder,
             config=architecture.config,
@@ -146,7 +146,7 @@ def _require_shape(entry: Entry, shape: tuple[int, ...]) -> None:
 
 
 @contextmanager
-def _without_experts(classes: frozenset[type[torch.nn.Module]]) -> Iterator[None]:
+def without_experts(classes: frozenset[type[torch.nn.Module]]) -> Iterator[None]:
     """Inside, experts modules are built without parameters and count as initialised."""
     originals: dict[Any, Any] = {cls: cls.__init__ for cls in classes}
     try:

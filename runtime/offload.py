@@ -24,6 +24,7 @@ from residency.runtime.experts import ExpertMath, Work
 from residency.runtime.lanes import Lanes
 from residency.runtime.memory import MemoryPlan
 from residency.runtime.prefill import PrefillExecutor
+from residency.runtime.routing import Routing
 from residency.runtime.slots import SlotPool
 from residency.runtime.staging import StagingRing
 from residency.runtime.transfers import Transfers
@@ -42,12 +43,19 @@ class OffloadRuntime:
     """Runs the experts of every MoE layer of one model on one device."""
 
     def __init__(
-        self, banks: Banks, policies: Policies, plan: MemoryPlan, device: torch.device
+        self,
+        banks: Banks,
+        policies: Policies,
+        plan: MemoryPlan,
+        device: torch.device,
+        routing: Routing | None = None,
     ) -> None:
+        """routing: replaces the model's routes; None leaves them."""
         space, layout = banks.space, banks.layout
         self.banks = banks
         self.policies = policies
         self.plan = plan
+        self.routing = routing
         self.rows = torch.zeros(plan.num_rows, layout.row_bytes, dtype=torch.uint8, device=device)
         self.lanes = Lanes(device)
         self.counters = Counters(space.num_layers, device)
@@ -90,7 +98,15 @@ class OffloadRuntime:
         assert self._phase is not None, "the model was called outside of OffloadRuntime.step"
         executor = self._prefill if self._phase is Phase.PREFILL else self._decode
         step = Step(self.clock, layer, self._phase)
+        if self.routing is not None:
+            ids_TK = self.routing.routes(step, ids_TK)
         return executor.layer(step, Work(module, x_TH, ids_TK, weights_TK))
+
+    def forget(self) -> None:
+        """Empty the slots and the policy's memory, as if nothing had ever run."""
+        self.pool.clear()
+        self.clock.zero_()
+        self._tokens_seen = 0
 
     def check(self) -> None:
         """Audit the maps and the counters. Raises PolicyError on any difference."""

@@ -25,11 +25,19 @@ class SlotPool:
         self.slot_of = torch.full((space.num_ids + 1,), -1, dtype=torch.int32, device=device)
         self.id_of = torch.full((num_slots,), space.sink, dtype=torch.int32, device=device)
         self._snapshot: torch.Tensor | None = None
+        self._device = device
         policy.allocate(space, device)
 
     @property
     def num_slots(self) -> int:
         return len(self.id_of)
+
+    def clear(self) -> None:
+        """Empty all slots and start the policy anew. Tensors are replaced by new ones."""
+        self.slot_of.fill_(-1)
+        self.id_of.fill_(self.space.sink)
+        self._snapshot = None
+        self.policy.allocate(self.space, self._device)
 
     def layer_slots(self, layer: int) -> torch.Tensor:
         """int32 [E] view: the slot of each of the layer's experts, -1 where absent."""

@@ -12,6 +12,7 @@ from typing import ClassVar
 from residency.policies.base import Conflict, Part
 from residency.policies.errors import CheckpointError, ConfigError
 from residency.runtime.architecture import Architecture
+from residency.runtime.weights import CheckpointWeights, Weights
 
 
 class Model(Part, ABC):
@@ -38,6 +39,10 @@ class Model(Part, ABC):
     def architecture(self) -> Architecture:
         """Read from the config alone. Raises CheckpointError or ConfigError."""
         return Architecture.of(self.folder, self.config.dtype)
+
+    def weights(self) -> Weights:
+        """The supplier of the weights. Raises CheckpointError for a damaged checkpoint."""
+        return CheckpointWeights(self.architecture)
 
     @property
     def context(self) -> int:
