@@ -32,7 +32,7 @@ err = Console(stderr=True, highlight=False)
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[OVERRIDES]...",
+        metavar="OVERRIDES",
         help="Choices and keys in Hydra's syntax, e.g. cache=lrfu cache.decay=0.1",
         show_default=False,
     ),
@@ -183,8 +183,11 @@ def _read_prompt(file: str) -> str:
 def _refuse_conflicts(config: Config) -> None:
     from residency.policies.errors import ConfigError
 
-    if found := list(config.conflicts()):
-        raise ConfigError("\nerror: ".join(str(conflict) for conflict in found))
+    *others, last = [str(conflict) for conflict in config.conflicts()] or [""]
+    for conflict in others:
+        err.print(f"error: {conflict}", markup=False, soft_wrap=True)
+    if last:
+        raise ConfigError(last)
 
 
 @contextmanager

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from residency.conf.options import option_names, option_node, suggestion
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
     from residency.conf.compose import Config
     from residency.runtime.engine import Engine
     from residency.runtime.loading import Progress
+
+_WORDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    int | str: "a whole number or text",
+    list[int]: "a list of whole numbers, e.g. [1,2]",
+}
 
 
 def build_part(group: str, node: Mapping[str, Any]) -> Part:
@@ -50,6 +60,8 @@ def part_class(group: str, target: object) -> type[Part]:
         raise ConfigError(f"{group}._target_={target}: cannot be imported: {error}") from error
     if not (isinstance(cls, type) and issubclass(cls, Part)):
         raise ConfigError(f"{group}._target_={target}: that is not a part of residency")
+    if inspect.isabstract(cls):
+        raise ConfigError(f"{group}._target_={target}: that is only an interface")
     if cls.group != group:
         raise ConfigError(f"{group}._target_={target}: that is a choice of {cls.group}")
     return cls
@@ -74,6 +86,7 @@ def build_engine(config: Config, progress: Progress | None = None) -> Engine:
         context=config.model.context,
         progress=progress,
         notes=config.device.notes(),
+        **config.device.engine_options(),
     )
 
 
@@ -85,13 +98,18 @@ def _checked(group: str, cls: type[Part], params: dict[str, Any]) -> Any:
             name = cls.__module__.rpartition(".")[2]
             what = suggestion(str(key), known) if known else "it has no keys"
             raise ConfigError(f"{group}.{key}: {group}={name} has no such key; {what}")
+    types = get_type_hints(cls.Config)
     merged = OmegaConf.structured(cls.Config)
     OmegaConf.set_readonly(merged, False)
     for key, value in params.items():
         try:
-            merged = OmegaConf.merge(merged, {key: value})
+            if value == MISSING:
+                merged[key] = MISSING  # a merge would leave the default in place
+            else:
+                merged = OmegaConf.merge(merged, {key: value})
         except OmegaConfBaseException as error:
-            raise ConfigError(f"{group}.{key}={value}: {_reason(error)}") from error
+            what = _WORDS.get(types[key], str(types[key]))
+            raise ConfigError(f"{group}.{key}={value}: it must be {what}") from error
     if missing := sorted(map(str, OmegaConf.missing_keys(merged))):
         raise ConfigError(f"{group}.{missing[0]}: a value is needed; set {group}.{missing[0]}=...")
     values = OmegaConf.to_container(merged, resolve=True)
@@ -124,7 +142,3 @@ def _named(cls: type[Part], key: str, group: str, name: str) -> Part:
 
 def _others(names: list[str], name: str) -> str:
     return f"choose one of {', '.join(other for other in names if other != name)}"
-
-
-def _reason(error: OmegaConfBaseException) -> str:
-    return str(error).splitlines()[0].rstrip(".")

@@ -107,7 +107,10 @@ def _parsed(overrides: Sequence[str]) -> list[Override]:
             parsed.append(parser.parse_override(text))
         except HydraException as error:
             reason = str(error).splitlines()[0]
-            raise ConfigError(f"{text}: not an override in Hydra's syntax: {reason}") from error
+            raise ConfigError(
+                f"{text or repr(text)}: not an override of the form key=value in Hydra's syntax "
+                f"({reason}); quote what is special in it: key='\"a=b\"'"
+            ) from error
     return parsed
 
 
@@ -118,34 +121,45 @@ def _accepted(override: Override) -> str:
     key = override.key_or_group
     if override.is_sweep_override():
         raise ConfigError(f"{text}: several values where one is run; give one of them")
-    if key.startswith("hydra"):
-        return text
-    if key in GROUPS and (override.is_delete() or override.value() is None):
-        raise ConfigError(f"{text}: a combination needs one {key}; choose one of {_options(key)}")
-    if override.is_delete():
-        return text
+    group = key.partition(".")[0]
+    if group.partition("/")[0] == "hydra":
+        raise ConfigError(f"{text}: Hydra only composes here; none of its own settings has effect")
+    if group not in (*GROUPS, PRESETS):
+        raise ConfigError(f"{text}: there is no such config group; {_groups(group)}")
     if key in (*GROUPS, PRESETS):
-        if override.value() is not None:
-            _require_option(key, str(override.value()))
-        return text
-    if key.partition(".")[0].partition("@")[0] not in GROUPS:
-        raise ConfigError(
-            f"{text}: there is no such config group; {_groups(key.partition('.')[0])}"
-        )
+        return _choice(override)
+    if group == PRESETS:
+        raise ConfigError(f"{text}: a preset has no keys; {_options(PRESETS)}")
+    if override.is_delete():
+        raise ConfigError(f"{text}: a key cannot go away; give it a value with {key}=...")
     return text if override.is_force_add() or override.is_add() else f"++{text}"
 
 
-def _require_option(group: str, name: str) -> None:
-    names = option_names(group)
-    if name not in names:
-        raise ConfigError(f"{group}={name}: there is no such {group}; {suggestion(name, names)}")
+def _choice(override: Override) -> str:
+    """The choice of an option, or of no preset."""
+    text, key, value = override.input_line, override.key_or_group, override.value()
+    if override.package is not None or override.is_add() or override.is_force_add():
+        raise ConfigError(f"{text}: choose with {key}=NAME; {_options(key)}")
+    if override.is_delete() or value is None:
+        if key == PRESETS:
+            return f"~{PRESETS}"
+        raise ConfigError(f"{text}: a combination needs one {key}; {_options(key)}")
+    if str(value) not in (names := option_names(key)):
+        raise ConfigError(
+            f"{key}={value}: there is no such {key}; {suggestion(str(value), names)}"
+        )
+    assert text is not None, "a parsed override has its text"
+    return text
 
 
 def _compose_tree(overrides: list[str]) -> dict[str, Any]:
     try:
         config = hydra_compose(CONFIG_NAME, overrides=[*search_path_override(), *overrides])
         tree = OmegaConf.to_container(config, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{error.full_key}: {reason}; plain text needs \\${{...}}") from error
+    except HydraException as error:
         raise ConfigError(" ".join(str(error).split())) from error
     return cast(dict[str, Any], tree)
 
@@ -166,7 +180,7 @@ def _escaped(node: Any) -> Any:
 
 
 def _options(group: str) -> str:
-    return ", ".join(option_names(group))
+    return f"choose one of {', '.join(option_names(group))}"
 
 
 def _groups(word: str) -> str:

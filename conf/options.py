@@ -54,6 +54,6 @@ def option_node(group: str, name: str) -> dict[str, Any]:
 
 def suggestion(word: str, known: Sequence[str]) -> str:
     """The known names, and the closest one where there is one."""
-    close = get_close_matches(word, known, n=1, cutoff=0.5)
+    close = get_close_matches(word.lower(), known, n=1, cutoff=0.5)
     mean = f"; did you mean {close[0]}?" if close else ""
     return f"choose one of {', '.join(known)}{mean}"

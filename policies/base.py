@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from residency.policies.errors import one_line
+
 
 class Capability(StrEnum):
     """What parts give one another. A plugin may use strings of its own beside these."""
@@ -41,7 +43,7 @@ class Conflict:
         return any(key.partition("=")[0].partition(".")[0] in groups for key in self.keys)
 
     def __str__(self) -> str:
-        return f"{' with '.join(self.keys)}: {self.reason}; mend it with {self.mend}"
+        return one_line(f"{' with '.join(self.keys)}: {self.reason}; mend it with {self.mend}")
 
 
 class Part:

@@ -6,6 +6,14 @@ from __future__ import annotations
 class ResidencyError(Exception):
     """Base of every error a user can cause. The CLI prints its text alone and exits with 2."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(one_line(text))
+
+
+def one_line(text: str) -> str:
+    """`text` without the line breaks that a value quoted in it may have brought."""
+    return " ".join(text.splitlines())
+
 
 class ConfigError(ResidencyError):
     """A key, a value or a combination that cannot work."""

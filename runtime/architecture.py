@@ -25,6 +25,13 @@ from residency.policies.errors import CheckpointError, ConfigError
 from residency.policies.step import IdSpace
 from residency.runtime.layout import RowLayout
 
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -162,7 +169,6 @@ def _dtype(name: str, config: Any) -> torch.dtype:
     if name == "auto":
         declared = config.get_text_config().dtype
         return declared if isinstance(declared, torch.dtype) else torch.float32
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ConfigError(f"model.dtype={name}: it must be auto, bfloat16, float16 or float32")
-    return dtype
+    if name not in DTYPES:
+        raise ConfigError(f"model.dtype={name}: it must be one of {', '.join(('auto', *DTYPES))}")
+    return DTYPES[name]

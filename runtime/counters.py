@@ -49,20 +49,30 @@ class LayerCounts:
 class Counters:
     """Counts on the device, read once at the end; bytes are counted where copies are issued."""
 
-    def __init__(self, num_layers: int, device: torch.device) -> None:
+    def __init__(self, num_layers: int, row_bytes: int, device: torch.device) -> None:
+        self._row_bytes = row_bytes
         shape = (len(PHASES), num_layers, len(FIELDS))
         self._counts = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._gathered = torch.zeros(shape, dtype=torch.int64, device=device)
         self._computed = torch.zeros(shape[:2], dtype=torch.int64, device=device)
         self._bytes: dict[tuple[int, Phase, Source], int] = defaultdict(int)
 
     def reset(self) -> None:
         self._counts.zero_()
+        self._gathered.zero_()
         self._computed.zero_()
         self._bytes.clear()
 
     def count(self, layer: int, phase: Phase, counts: torch.Tensor) -> None:
         """Add int64 [4] lookups, hits, misses, evictions of one step."""
         self._counts[PHASES.index(phase), layer] += counts
+
+    def gathered(self, layer: int, phase: Phase) -> torch.Tensor:
+        """int64 [4] to which device code adds the counts of steps whose misses it gathers itself.
+
+        Their bytes are known only there: one row for each miss.
+        """
+        return self._gathered[PHASES.index(phase), layer]
 
     def count_evictions(self, layer: int, phase: Phase, counts: torch.Tensor) -> None:
         """Add only the evictions of an admission whose lookups were counted before."""
@@ -86,10 +96,12 @@ class Counters:
         return rows
 
     def _rows(self) -> Iterator[LayerCounts]:
-        counts, computed = self._counts.tolist(), self._computed.tolist()
+        counts = (self._counts + self._gathered).tolist()
+        gathered, computed = self._gathered.tolist(), self._computed.tolist()
         for p, phase in enumerate(PHASES):
             for layer, (lookups, hits, misses, evictions) in enumerate(counts[p]):
                 moved = {str(s): self._bytes.get((layer, phase, s), 0) for s in Source}
+                moved[Source.FETCH] += gathered[p][layer][FIELDS.index("misses")] * self._row_bytes
                 yield LayerCounts(
                     layer=layer,
                     phase=str(phase),

@@ -9,7 +9,7 @@ from residency.policies.step import Step
 from residency.runtime.admission import Placed
 from residency.runtime.banks import Banks
 from residency.runtime.counters import Counters, Source
-from residency.runtime.experts import ExpertMath, Work
+from residency.runtime.experts import Call, ExpertMath, Work
 from residency.runtime.slots import SlotPool
 from residency.runtime.transfers import Transfers
 
@@ -36,8 +36,9 @@ class DecodeExecutor:
         self.counters = counters
         self._host_maths = [ExpertMath(banks.layout, rows) for rows in banks.layers]
 
-    def layer(self, step: Step, work: Work) -> torch.Tensor:
+    def layer(self, step: Step, call: Call) -> torch.Tensor:
         """The layer's output [T, H]."""
+        work = self.maths.begin(call)
         experts = work.ids_TK.flatten()
         ids = experts + step.layer * self.pool.space.num_experts
         on_host = self.target.on_host(ids, self.pool.slot_of[ids] >= 0, step)

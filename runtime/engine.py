@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ids
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from residency.policies.errors import CheckpointError, ConfigError, WorkloadError
+from residency.policies.errors import CapacityError, CheckpointError, ConfigError, WorkloadError
 from residency.policies.step import Phase
 from residency.runtime.architecture import Architecture
 from residency.runtime.generation import Generation, text_pieces
@@ -19,9 +20,14 @@ from residency.runtime.hooks import attach, detach
 from residency.runtime.loading import Progress
 from residency.runtime.memory import MemoryPlan, row_faults
 from residency.runtime.offload import OffloadRuntime, Policies
+from residency.runtime.pinning import Pinned
 from residency.runtime.report import PhaseTotals, Report
 from residency.runtime.sampling import Sampler, Sampling
+from residency.runtime.sequence import Sequence, capacity_for
 from residency.runtime.weights import Weights
+
+if TYPE_CHECKING:
+    from residency.runtime.kernels.formats import ExpertShape
 
 
 class Engine:
@@ -35,12 +41,16 @@ class Engine:
         device: torch.device,
         *,
         context: int = 0,
+        kernels: bool = True,
+        allow_pageable: bool = False,
         progress: Progress | None = None,
-        notes: Sequence[str] = (),
+        notes: Ids[str] = (),
     ) -> None:
         """Raises CheckpointError, ConfigError or CapacityError before any large memory is taken.
 
         context: most tokens of prompt and answer together; 0 takes the model's own limit.
+        kernels: compute experts by kernels where the device has them, else in plain torch.
+        allow_pageable: run with banks that could not be pinned, more slowly and without kernels.
         notes: lines the report repeats, e.g. which device an automatic choice took.
         """
         self.policies = policies
@@ -52,9 +62,41 @@ class Engine:
         plan.check(device)
         self.tokenizer = _load_tokenizer(architecture.folder)
         self.model: PreTrainedModel = weights.model(device)
-        banks = weights.banks(device, progress)
-        self.runtime = OffloadRuntime(banks, policies, plan, device)
-        attach(self.model, architecture.expert_modules, self.runtime)
+        self.banks = weights.banks(device, progress)
+        self._pinned = self._pin(allow_pageable, progress)
+        self._shape = self._kernel_shape(kernels)
+        self._sequence: Sequence | None = None
+        self._install(policies, plan)
+
+    def _install(self, policies: Policies, plan: MemoryPlan) -> None:
+        """Stand a runtime under these policies behind the model's experts."""
+        self._sequence = None
+        self.policies = policies
+        self.runtime = OffloadRuntime(self.banks, policies, plan, self.device, shape=self._shape)
+        attach(self.model, self.architecture.expert_modules, self.runtime)
+
+    def _pin(self, allow_pageable: bool, progress: Progress | None) -> Pinned | None:
+        if self.device.type != "cuda":
+            return None
+        try:
+            return Pinned(self.banks.layers, progress)
+        except CapacityError as error:
+            if not allow_pageable:
+                raise
+            self.notes.append(f"banks are pageable, not pinned: {error}")
+            return None
+
+    def _kernel_shape(self, kernels: bool) -> ExpertShape | None:
+        """The kernels' view of an expert, or None to compute in plain torch; says why in notes."""
+        if self._pinned is None or not kernels:
+            return None
+        from residency.runtime.fused import kernel_shape
+
+        experts = self.model.get_submodule(self.architecture.expert_modules[0])
+        shape = kernel_shape(self.architecture.layout, experts)
+        if shape is None:
+            self.notes.append("experts are computed in plain torch: no kernel for their layout")
+        return shape
 
     def __enter__(self) -> Self:
         return self
@@ -65,15 +107,19 @@ class Engine:
     def close(self) -> None:
         """Let go of banks, slots and model; the engine cannot be used afterwards."""
         detach(self.model, self.architecture.expert_modules)
-        del self.model, self.runtime
+        self._sequence = None
+        if self._pinned is not None:
+            torch.cuda.synchronize(self.device)
+            self._pinned.release()
+        del self.model, self.runtime, self.banks
 
     def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Ids[int],
         *,
         max_new_tokens: int = 128,
         sampling: Sampling | None = None,
-        stop_tokens: Sequence[int] = (),
+        stop_tokens: Ids[int] = (),
         ignore_eos: bool = False,
         on_text: Callable[[str], None] | None = None,
         on_logits: Callable[[torch.Tensor], None] | None = None,
@@ -89,8 +135,7 @@ class Engine:
         self.runtime.counters.reset()
         stops = frozenset(stop_tokens) | (frozenset() if ignore_eos else self._eos())
         generation = Generation(
-            self.model,
-            self.runtime,
+            self._sequence_for(len(ids) + max_new_tokens),
             Sampler(sampling or Sampling(), self.device),
             self.policies.prefill.config.chunk_tokens,
             stops,
@@ -104,13 +149,20 @@ class Engine:
         self.runtime.check()
         return self._report("".join(pieces), ids, generation)
 
+    def _sequence_for(self, num_tokens: int) -> Sequence:
+        """Room for a sequence; the last one's, and its captured graph, if it is large enough."""
+        if self._sequence is None or self._sequence.capacity < num_tokens:
+            self._sequence = None  # let go of the old one first
+            self._sequence = Sequence(self.model, self.runtime, capacity_for(num_tokens))
+        return self._sequence
+
     def _pieces(self, generation: Generation, ids: list[int], max_new: int) -> Iterator[str]:
         tokens = generation.tokens(ids, max_new)
         if self.tokenizer is not None:
             return text_pieces(self.tokenizer, tokens)
         return ("" for _ in tokens)
 
-    def _encode(self, prompt: str | Sequence[int], max_new_tokens: int) -> list[int]:
+    def _encode(self, prompt: str | Ids[int], max_new_tokens: int) -> list[int]:
         if max_new_tokens < 1:
             raise WorkloadError(f"workload.max_new_tokens={max_new_tokens}: it must be at least 1")
         if isinstance(prompt, str):

@@ -9,12 +9,21 @@ lay nor on the order in which groups of experts arrived.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
 
 from residency.runtime.layout import RowLayout
+
+
+class Call(NamedTuple):
+    """What transformers hands to an experts implementation."""
+
+    module: Any
+    x_TH: torch.Tensor
+    ids_TK: torch.Tensor  # int64, distinct within a token
+    weights_TK: torch.Tensor
 
 
 class Work:
@@ -49,11 +58,29 @@ class Work:
         return out_TH
 
 
+class PartialSum(Protocol):
+    """A call whose experts are computed part by part."""
+
+    def combined(self) -> torch.Tensor:
+        """[T, H], when every routed expert has been run."""
+
+
+class Maths(Protocol):
+    """Computes experts by row: in plain torch (ExpertMath), or by kernels of the device."""
+
+    def begin(self, call: Call) -> Any: ...
+
+    def run(self, work: Any, experts: Sequence[int], rows: Sequence[int]) -> None: ...
+
+
 class ExpertMath:
     """Computes experts that lie in `rows` (uint8 [R, row_bytes]), with the module's own gate."""
 
     def __init__(self, layout: RowLayout, rows: torch.Tensor) -> None:
         self._views = layout.views(rows)
+
+    def begin(self, call: Call) -> Work:
+        return Work(*call)
 
     def run(self, work: Work, experts: Sequence[int], rows: Sequence[int]) -> None:
         """Fill the results of every token routed to `experts`, which lie in `rows`."""

@@ -61,10 +61,12 @@ class MemoryPlan:
     def check(self, device: torch.device) -> None:
         """Raises CapacityError when host or device memory does not suffice."""
         host = self.bank_bytes + (self.device_bytes if device.type == "cpu" else 0)
-        _require("host", host, _free_host_bytes(), f"{self._terms()}; choose a smaller model")
+        lower = f"{self._terms()}; lower cache.slots, prefill.ring or model.context"
+        smaller = f"{lower}, or choose a smaller model"
+        _require("host", host, _free_host_bytes(), smaller)
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
-            _require("device", self.device_bytes, free, f"{self._terms()}; lower cache.slots")
+            _require("device", self.device_bytes, free, lower)
 
     def _terms(self) -> str:
         terms = {

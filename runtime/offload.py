@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -20,7 +20,7 @@ from residency.policies.step import Phase, Step
 from residency.runtime.banks import Banks
 from residency.runtime.counters import Counters
 from residency.runtime.decode import DecodeExecutor
-from residency.runtime.experts import ExpertMath, Work
+from residency.runtime.experts import Call, ExpertMath, Maths
 from residency.runtime.lanes import Lanes
 from residency.runtime.memory import MemoryPlan
 from residency.runtime.prefill import PrefillExecutor
@@ -28,6 +28,16 @@ from residency.runtime.routing import Routing
 from residency.runtime.slots import SlotPool
 from residency.runtime.staging import StagingRing
 from residency.runtime.transfers import Transfers
+
+if TYPE_CHECKING:
+    from residency.runtime.kernels.formats import ExpertShape
+
+
+class Executor(Protocol):
+    """Runs the experts of one layer in one phase."""
+
+    def layer(self, step: Step, call: Call) -> torch.Tensor:
+        """What the experts add: [T, H]."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +59,11 @@ class OffloadRuntime:
         plan: MemoryPlan,
         device: torch.device,
         routing: Routing | None = None,
+        shape: ExpertShape | None = None,
     ) -> None:
-        """routing: replaces the model's routes; None leaves them."""
+        """routing: replaces the model's routes; None leaves them.
+        shape: the kernels' view of a row; None computes in plain torch.
+        """
         space, layout = banks.space, banks.layout
         self.banks = banks
         self.policies = policies
@@ -58,36 +71,65 @@ class OffloadRuntime:
         self.routing = routing
         self.rows = torch.zeros(plan.num_rows, layout.row_bytes, dtype=torch.uint8, device=device)
         self.lanes = Lanes(device)
-        self.counters = Counters(space.num_layers, device)
+        self.counters = Counters(space.num_layers, layout.row_bytes, device)
         self.pool = SlotPool(space, plan.num_slots, policies.cache, device)
         self.clock = torch.zeros((), dtype=torch.int64, device=device)
         self._tokens_seen = 0
+        self.position = 0  # tokens of the sequence in flight that were seen before this step
+        self._phase: Phase | None = None
         transfers = Transfers(banks, self.rows, self.lanes, self.counters)
-        maths = ExpertMath(layout, self.rows)
         ring = StagingRing(plan.num_slots, plan.ring, plan.group_size, self.lanes)
+        maths: Maths = ExpertMath(layout, self.rows)
+        self._decode: Executor = DecodeExecutor(
+            policies.decode, self.pool, banks, transfers, maths, self.counters
+        )
+        self.capturable = False
+        if shape is not None:
+            from residency.runtime.fused import FusedDecode, FusedMaths
+
+            maths = FusedMaths(shape, self.rows, space.num_experts)
+            if not policies.decode.computes_on_host:
+                self._decode = FusedDecode(shape, self.pool, banks, self.rows, self.counters)
+                self.capturable = True
         self._prefill = PrefillExecutor(
             policies.prefill, self.pool, ring, transfers, maths, self.counters
         )
-        self._decode = DecodeExecutor(
-            policies.decode, self.pool, banks, transfers, maths, self.counters
-        )
-        self._phase: Phase | None = None
 
     @contextmanager
     def step(self, phase: Phase, num_tokens: int) -> Iterator[None]:
         """One pass of the model over a chunk of a prompt, or over one token."""
-        self._advance_clock(num_tokens)
+        self.prepare(phase, num_tokens)
+        with self.recorded(phase, num_tokens):
+            try:
+                if phase is Phase.PREFILL:
+                    self._prefill.begin(num_tokens)
+                yield
+                if phase is Phase.PREFILL:
+                    self._prefill.end()
+            except BaseException:
+                self._prefill.abort()
+                raise
+        self.position += num_tokens
+
+    def prepare(self, phase: Phase, num_tokens: int) -> None:
+        """The host's part of a step, due before each one, replayed steps included."""
+        if phase is Phase.DECODE:
+            self.pool.invalidate()
+        horizon = self.policies.cache.horizon
+        if horizon is not None and self._tokens_seen + num_tokens >= horizon:
+            self.policies.cache.rebase(horizon // 2)
+            self.clock -= horizon // 2
+            self._tokens_seen -= horizon // 2
+        self._tokens_seen += num_tokens
+
+    @contextmanager
+    def recorded(self, phase: Phase, num_tokens: int) -> Iterator[None]:
+        """The device's part of a step, which a graph may capture: the model is called inside."""
         self._phase = phase
+        self.clock += num_tokens
         self.policies.cache.refresh(Step(self.clock, 0, phase))
         try:
-            if phase is Phase.PREFILL:
-                self._prefill.begin(num_tokens)
             yield
-            if phase is Phase.PREFILL:
-                self._prefill.end()
-        except BaseException:
-            self._prefill.abort()
-            raise
         finally:
             self._phase = None
 
@@ -96,11 +138,11 @@ class OffloadRuntime:
     ) -> torch.Tensor:
         """What the experts of MoE layer `layer` add for the routing given: [T, H]."""
         assert self._phase is not None, "the model was called outside of OffloadRuntime.step"
-        executor = self._prefill if self._phase is Phase.PREFILL else self._decode
+        executor: Executor = self._prefill if self._phase is Phase.PREFILL else self._decode
         step = Step(self.clock, layer, self._phase)
         if self.routing is not None:
             ids_TK = self.routing.routes(step, ids_TK)
-        return executor.layer(step, Work(module, x_TH, ids_TK, weights_TK))
+        return executor.layer(step, Call(module, x_TH, ids_TK, weights_TK))
 
     def forget(self) -> None:
         """Empty the slots and the policy's memory, as if nothing had ever run."""
@@ -112,12 +154,3 @@ class OffloadRuntime:
         """Audit the maps and the counters. Raises PolicyError on any difference."""
         self.pool.check()
         self.counters.rows()
-
-    def _advance_clock(self, num_tokens: int) -> None:
-        horizon = self.policies.cache.horizon
-        if horizon is not None and self._tokens_seen + num_tokens >= horizon:
-            self.policies.cache.rebase(horizon // 2)
-            self.clock -= horizon // 2
-            self._tokens_seen -= horizon // 2
-        self._tokens_seen += num_tokens
-        self.clock += num_tokens

@@ -18,7 +18,7 @@ from residency.policies.prefill import LayerView, Plan, PrefillMode
 from residency.policies.step import Phase, Step
 from residency.runtime.admission import Placed, distinct
 from residency.runtime.counters import Counters, Source
-from residency.runtime.experts import ExpertMath, Work
+from residency.runtime.experts import Call, Maths, PartialSum
 from residency.runtime.lanes import Mark
 from residency.runtime.slots import SlotPool
 from residency.runtime.staging import Buffer, StagingRing
@@ -53,7 +53,7 @@ class PrefillExecutor:
         pool: SlotPool,
         ring: StagingRing,
         transfers: Transfers,
-        maths: ExpertMath,
+        maths: Maths,
         counters: Counters,
     ) -> None:
         self.mode = mode
@@ -85,15 +85,17 @@ class PrefillExecutor:
         self.ring.reset()
         self._abandon()
 
-    def layer(self, step: Step, work: Work) -> torch.Tensor:
+    def layer(self, step: Step, call: Call) -> torch.Tensor:
         """The layer's output [T, H]."""
-        unique = distinct(work.ids_TK, step.layer, self.pool.space)
+        work = self.maths.begin(call)
+        unique = distinct(call.ids_TK, step.layer, self.pool.space)
         self._count_lookups(step, unique)
         if self._waits:
-            self._plan_now(step, work)
+            self._plan_now(step, call.ids_TK, work)
         self._run(step, work)
         self.pool.touch(unique, step)
-        return work.combined()
+        out_TH: torch.Tensor = work.combined()
+        return out_TH
 
     def _count_lookups(self, step: Step, unique: torch.Tensor) -> None:
         real = unique != self.pool.space.sink
@@ -102,7 +104,7 @@ class PrefillExecutor:
         counts = torch.stack([lookups, hits, lookups - hits, none])
         self.counters.count(step.layer, step.phase, counts)
 
-    def _run(self, step: Step, work: Work) -> None:
+    def _run(self, step: Step, work: PartialSum) -> None:
         """Compute the layer's lots as they are issued, issuing more as buffers come free."""
         self._pump()
         while self._issued and self._issued[0][0] == step.layer:
@@ -133,9 +135,9 @@ class PrefillExecutor:
 
     # Plans that wait for the router.
 
-    def _plan_now(self, step: Step, work: Work) -> None:
+    def _plan_now(self, step: Step, ids_TK: torch.Tensor, work: PartialSum) -> None:
         space = self.pool.space
-        routed = torch.bincount(work.ids_TK.flatten(), minlength=space.num_experts).cpu() > 0
+        routed = torch.bincount(ids_TK.flatten(), minlength=space.num_experts).cpu() > 0
         slots_E = self.pool.layer_slots(step.layer).cpu()
         plan = self._checked(LayerView(step.layer, self._num_tokens, slots_E >= 0, routed))
         self._admit_waves(step, work, plan)
@@ -144,7 +146,7 @@ class PrefillExecutor:
             [(step.layer, lot) for lot in self._staged(step.layer, passing, slots_E)]
         )
 
-    def _admit_waves(self, step: Step, work: Work, plan: Plan) -> None:
+    def _admit_waves(self, step: Step, work: PartialSum, plan: Plan) -> None:
         """Compute residents in place and admit the rest, as many experts at a time as fit.
 
         Residents come first, so none is evicted before it was used; each expert is loaded once.
@@ -216,7 +218,7 @@ class PrefillExecutor:
             )
         return Lot(lot.experts, rows, ready, buffer)
 
-    def _compute(self, work: Work, lot: Lot) -> None:
+    def _compute(self, work: PartialSum, lot: Lot) -> None:
         self.transfers.lanes.wait(lot.ready)
         self.maths.run(work, lot.experts, lot.rows)
         if lot.buffer is not None:

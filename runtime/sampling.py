@@ -25,6 +25,9 @@ class Sampling:
         if not 0 < self.top_p <= 1:
             key, reason = f"workload.top_p={self.top_p}", "it must be above 0 and at most 1"
             yield Conflict((key,), reason, "workload.top_p=0.95")
+        if not 0 <= self.seed < 1 << 63:
+            key, reason = f"workload.seed={self.seed}", "it must be from 0 to 2^63 - 1"
+            yield Conflict((key,), reason, "workload.seed=0")
         if self.temperature == 0 and self.top_p < 1:
             key, reason = (
                 f"workload.top_p={self.top_p}",

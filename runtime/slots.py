@@ -6,7 +6,7 @@ import torch
 
 from residency.policies.cache import CachePolicy
 from residency.policies.errors import PolicyError
-from residency.policies.step import IdSpace, Step
+from residency.policies.step import IdSpace, Phase, Step
 from residency.runtime.admission import Admission, admit, distinct
 
 
@@ -25,19 +25,29 @@ class SlotPool:
         self.slot_of = torch.full((space.num_ids + 1,), -1, dtype=torch.int32, device=device)
         self.id_of = torch.full((num_slots,), space.sink, dtype=torch.int32, device=device)
         self._snapshot: torch.Tensor | None = None
-        self._device = device
         policy.allocate(space, device)
+        nobody = torch.full((1,), space.sink, dtype=torch.int64, device=device)
+        now = torch.zeros((), dtype=torch.int64, device=device)
+        self._may_decline = {
+            phase: policy.admits(nobody, Step(now, 0, phase)) is not None for phase in Phase
+        }
+        self._fresh = {name: tensor.clone() for name, tensor in policy.state().items()}
 
     @property
     def num_slots(self) -> int:
         return len(self.id_of)
 
+    def invalidate(self) -> None:
+        """Device code may have changed the maps: forget the copy on the CPU."""
+        self._snapshot = None
+
     def clear(self) -> None:
-        """Empty all slots and start the policy anew. Tensors are replaced by new ones."""
+        """Empty all slots and start the policy anew, in place: captured graphs stay valid."""
         self.slot_of.fill_(-1)
         self.id_of.fill_(self.space.sink)
         self._snapshot = None
-        self.policy.allocate(self.space, self._device)
+        for name, tensor in self.policy.state().items():
+            tensor.copy_(self._fresh[name])
 
     def layer_slots(self, layer: int) -> torch.Tensor:
         """int32 [E] view: the slot of each of the layer's experts, -1 where absent."""
@@ -53,10 +63,14 @@ class SlotPool:
     def admit(self, experts: torch.Tensor, step: Step) -> Admission:
         """Admit what `experts` (int [N] within the layer) lacks, as the policy allows."""
         unique = distinct(experts, step.layer, self.space)
-        self._snapshot = None
+        self.invalidate()
         return admit(
             unique, self.slot_of, self.id_of, self.policy.keys, self.policy.admits(unique, step)
         )
+
+    def may_decline(self, step: Step) -> bool:
+        """Whether the policy could leave a missing expert out of the slots in this phase."""
+        return self._may_decline[step.phase]
 
     def touch(self, unique: torch.Tensor, step: Step) -> None:
         self.policy.touch(unique, step)

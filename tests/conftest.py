@@ -3,10 +3,13 @@
 import os
 from pathlib import Path
 
+import torch
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if not torch.cuda.is_available():  # before anything imports triton
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
-import torch
 
 from residency.conf import build_engine, compose
 

@@ -57,7 +57,7 @@ class CachePolicy(Part, ABC):
             return space.num_ids
         if asked.endswith("%") and _is_number(asked[:-1]) and 0 < float(asked[:-1]) <= 100:
             return max(1, round(space.num_ids * float(asked[:-1]) / 100))
-        if asked.isdigit() and int(asked) > 0:
+        if asked.isdecimal() and int(asked) > 0:
             return int(asked)
         raise ValueError('it must be a number of experts above 0, a share like "25%", or "all"')
 
@@ -97,7 +97,7 @@ class CachePolicy(Part, ABC):
 
 
 def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()
+    return text.replace(".", "", 1).isdecimal()
 
 
 def _is_state(value: object, space: IdSpace) -> bool:

@@ -64,9 +64,9 @@ class Lrfu(CachePolicy):
     def allocate(self, space: IdSpace, device: torch.device) -> None:
         super().allocate(space, device)
         self.fraction_bits = _fraction_bits(self.config.decay)
-        self._decay = round(self.config.decay * (1 << DECAY_BITS))
+        self.scaled_decay = round(self.config.decay * (1 << DECAY_BITS))
         self._gain_table = _gain_table(self.fraction_bits)
-        self._gains = torch.tensor(self._gain_table, dtype=torch.int64, device=device)
+        self.gains = torch.tensor(self._gain_table, dtype=torch.int64, device=device)
         self.scores = torch.full_like(self.keys, NEVER)
 
     def touch(self, ids: torch.Tensor, step: Step) -> None:
@@ -85,14 +85,14 @@ class Lrfu(CachePolicy):
 
     def _scaled(self, token: Time) -> Time:
         """decay * token in fixed point."""
-        return (token * self._decay) >> (DECAY_BITS - self.fraction_bits)
+        return (token * self.scaled_decay) >> (DECAY_BITS - self.fraction_bits)
 
     def _advance(self, scores: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
         """S after a reference at decay * t = now; int64 [N]."""
         distance = (scores - now).abs()
         shift = self.fraction_bits - STEP_BITS
         index = (distance >> shift).clamp_(max=len(self._gain_table) - 2)
-        left, right = self._gains[index], self._gains[index + 1]
+        left, right = self.gains[index], self.gains[index + 1]
         rest = distance - (index << shift)
         slope = ((left - right) * rest.clamp_(max=1 << shift)) >> shift
         later = torch.maximum(scores, now) + (left - slope).clamp_(min=1)

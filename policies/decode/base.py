@@ -15,6 +15,7 @@ class DecodeTarget(Part, ABC):
     """Splits the routed experts of one decode step between the device's slots and the host."""
 
     group: ClassVar[str] = "decode"
+    computes_on_host: ClassVar[bool] = False  # whether `on_host` ever names an expert
 
     @abstractmethod
     def on_host(self, ids: torch.Tensor, resident: torch.Tensor, step: Step) -> torch.Tensor | None:

@@ -11,6 +11,8 @@ import torch
 
 from residency.policies.base import Conflict, Part
 
+MOST = 1 << 20  # of tokens in a chunk, of groups and of buffers
+
 
 @dataclass(frozen=True)
 class LayerView:
@@ -71,10 +73,10 @@ class PrefillMode(Part, ABC):
     config: Config
 
     def faults(self) -> Iterator[Conflict]:
-        for key, least in (("chunk_tokens", 1), ("groups", 1), ("ring", 1)):
+        for key, usual in (("chunk_tokens", 2048), ("groups", 8), ("ring", 3)):
             value = getattr(self.config, key)
-            if value < least:
-                reason, mend = f"it must be at least {least}", f"prefill.{key}={least}"
+            if not 1 <= value <= MOST:
+                reason, mend = f"it must be from 1 to {MOST}", f"prefill.{key}={usual}"
                 yield Conflict((f"prefill.{key}={value}",), reason, mend)
 
     @abstractmethod

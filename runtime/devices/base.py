@@ -11,6 +11,8 @@ import torch
 
 from residency.policies.base import Conflict, Part
 
+MAX_THREADS = 1024
+
 
 class Device(Part, ABC):
     """The device that has slots, staging and all weights but the experts."""
@@ -25,8 +27,8 @@ class Device(Part, ABC):
     config: Config
 
     def faults(self) -> Iterator[Conflict]:
-        if self.config.threads < 0:
-            key, reason = f"device.threads={self.config.threads}", "it must be 0 or more"
+        if not 0 <= self.config.threads <= MAX_THREADS:
+            key, reason = f"device.threads={self.config.threads}", f"it is 0 to {MAX_THREADS}"
             yield Conflict((key,), reason, "device.threads=0")
 
     def open(self) -> torch.device:
@@ -38,6 +40,10 @@ class Device(Part, ABC):
     @abstractmethod
     def resolve(self) -> torch.device:
         """The torch device that this option stands for."""
+
+    def engine_options(self) -> dict[str, bool]:
+        """Keyword arguments of `Engine` that this option sets."""
+        return {}
 
     def notes(self) -> list[str]:
         """Lines for the report, where the option left a choice open."""

@@ -16,9 +16,14 @@ class CudaDevice(Device):
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config(Device.Config):
-        """index: which GPU, as CUDA counts them."""
+        """index: which GPU, as CUDA counts them.
+        kernels: compute experts by the project's kernels; false takes their plain torch definition.
+        allow_pageable: run even if host memory cannot be pinned, more slowly and without kernels.
+        """
 
         index: int = 0
+        kernels: bool = True
+        allow_pageable: bool = False
 
     config: Config
 
@@ -29,6 +34,12 @@ class CudaDevice(Device):
             what = f"torch {torch.__version__} sees {count} CUDA devices here"
             key = "device=cuda" if self.config.index == 0 else f"device.index={self.config.index}"
             yield Conflict((key,), what, "device=cpu" if count == 0 else "device.index=0")
+
+    def engine_options(self) -> dict[str, bool]:
+        return {
+            "kernels": self.config.kernels,
+            "allow_pageable": self.config.allow_pageable,
+        }
 
     def resolve(self) -> torch.device:
         return torch.device("cuda", self.config.index)

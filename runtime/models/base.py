@@ -51,8 +51,12 @@ class Model(Part, ABC):
     def faults(self) -> Iterator[Conflict]:
         try:
             limit = self.architecture.max_context
-        except (CheckpointError, ConfigError) as error:
+        except CheckpointError as error:
             yield Conflict((f"model={self.name}",), str(error), "model=demo")
+            return
+        except ConfigError as error:
+            key, _, reason = str(error).partition(": ")
+            yield Conflict((key,), reason, "model.dtype=auto")
             return
         if not 0 <= self.config.context <= limit:
             reason = f"the model takes contexts of 1 to {limit} tokens (0: its limit)"

@@ -62,9 +62,7 @@ def test_sums_and_bytes(checkpoint, mode, slots):
 
 
 def test_streaming_moves_every_expert_once_a_chunk(checkpoint):
-    report, _, row_bytes = report_of(
-        checkpoint, "prefill=always_stream", "prefill.chunk_tokens=10"
-    )
+    report, _, row_bytes = report_of(checkpoint, "prefill=always_stream", "prefill.chunk_tokens=10")
     num_chunks = -(-len(PROMPT) // 10)
     for row in report.counters:
         if row.phase == "prefill":

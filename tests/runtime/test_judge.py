@@ -37,9 +37,7 @@ def test_logits_equal_transformers_eager(judged, choice):
     folder, eager = judged
     seen = []
     with tiny_engine(folder, *choice, "prefill.chunk_tokens=5") as engine:
-        report = engine.generate(
-            PROMPT, max_new_tokens=6, ignore_eos=True, on_logits=seen.append
-        )
+        report = engine.generate(PROMPT, max_new_tokens=6, ignore_eos=True, on_logits=seen.append)
     for n, logits in enumerate(seen):
         expected = eager(PROMPT + report.token_ids[:n])
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,119 @@
+"""Orders a chunk's (token, expert) pairs by expert, and cuts groups of experts into tiles.
+
+Everything stays on the device and has shapes known beforehand.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class Grouping(NamedTuple):
+    """Pairs sorted by expert, stable. Pair `t * K + k` is token t's k-th routed expert."""
+
+    order: Tensor  # int64 [P] the pair at each sorted place
+    offsets: Tensor  # int32 [E + 1] expert e owns places offsets[e] to offsets[e + 1]
+    position: Tensor  # int32 [T, K] places of a token's pairs, in ascending expert id
+
+
+class Tiles(NamedTuple):
+    """Work of one group: tile i covers block_m places of one expert from start[i]."""
+
+    expert: Tensor  # int32 [bound], -1 past the last tile
+    start: Tensor  # int32 [bound]
+
+
+def group_pairs(ids: Tensor, num_experts: int) -> Grouping:
+    """ids int [T, K], distinct within a token."""
+    order, offsets = _sorted(ids, num_experts)
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=ids.device))
+    return Grouping(order, offsets, places.view_as(ids).sort(dim=1).values.int())
+
+
+def tiles_of(grouping: Grouping, experts: Tensor, block_m: int) -> Tiles:
+    """experts int32 [G], distinct, -1 where the list is padded. Synchronises with the host."""
+    bound = num_tiles(grouping.order.numel(), experts.numel(), block_m)
+    offsets = grouping.offsets.tolist()
+    cuts = [
+        (expert, start)
+        for expert in experts.tolist()
+        if expert >= 0
+        for start in range(offsets[expert], offsets[expert + 1], block_m)
+    ]
+    cuts += [(-1, 0)] * (bound - len(cuts))
+    return Tiles(*torch.tensor(cuts, dtype=torch.int32, device=experts.device).unbind(1))
+
+
+def num_tiles(num_pairs: int, num_experts: int, block_m: int) -> int:
+    """The most tiles that num_pairs can make when spread over num_experts."""
+    return min(num_pairs, num_pairs // block_m + num_experts)
+
+
+def _sorted(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    # Sixteen bits suffice for an expert and quarter the passes of a radix sort.
+    ordered, order = ids.flatten().to(torch.int16).sort(stable=True)
+    bounds = torch.arange(num_experts + 1, dtype=torch.int16, device=ids.device)
+    return order, torch.searchsorted(ordered, bounds, out_int32=True)
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def _position_kernel(
+    ids_ptr: tl.tensor, order_ptr: tl.tensor, position_ptr: tl.tensor, num_pairs: tl.tensor,
+    TOP_K: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < num_pairs
+    pair = tl.load(order_ptr + place, mask=inside, other=0).to(tl.int32)
+    mine = tl.load(ids_ptr + pair)
+    token = pair // TOP_K
+    rank = tl.zeros((BLOCK,), tl.int32)
+    for j in tl.static_range(TOP_K):
+        rank += (tl.load(ids_ptr + token * TOP_K + j) < mine).to(tl.int32)
+    tl.store(position_ptr + token * TOP_K + rank, place, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_experts", "bound"])
+def _tiles_kernel(
+    offsets_ptr: tl.tensor, experts_ptr: tl.tensor, tile_expert_ptr: tl.tensor,
+    tile_start_ptr: tl.tensor, num_experts: tl.tensor, bound: tl.tensor, BLOCK_M: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+) -> None:  # fmt: skip
+    lane = tl.arange(0, BLOCK_G)
+    expert = tl.load(experts_ptr + lane, mask=lane < num_experts, other=-1)
+    listed = expert >= 0
+    start = tl.load(offsets_ptr + expert, mask=listed, other=0)
+    end = tl.load(offsets_ptr + expert + 1, mask=listed, other=0)
+    tiles = tl.cdiv(end - start, BLOCK_M)
+    first = tl.cumsum(tiles, 0) - tiles
+    for i in range(0, tl.max(tiles)):
+        owned = i < tiles
+        tl.store(tile_expert_ptr + first + i, expert, mask=owned)
+        tl.store(tile_start_ptr + first + i, start + i * BLOCK_M, mask=owned)
+    for begin in range(tl.sum(tiles), bound, BLOCK_G):
+        tl.store(tile_expert_ptr + begin + lane, -1, mask=begin + lane < bound)
+        tl.store(tile_start_ptr + begin + lane, 0, mask=begin + lane < bound)
+
+
+def launch_group_pairs(ids: Tensor, num_experts: int) -> Grouping:
+    """Device form of `group_pairs`; ids contiguous."""
+    order, offsets = _sorted(ids, num_experts)
+    position = torch.empty_like(ids, dtype=torch.int32)
+    grid = (triton.cdiv(ids.numel(), 256),)
+    _position_kernel[grid](ids, order, position, ids.numel(), TOP_K=ids.shape[1], BLOCK=256)
+    return Grouping(order, offsets, position)
+
+
+def launch_tiles_of(grouping: Grouping, experts: Tensor, block_m: int) -> Tiles:
+    """Triton form of `tiles_of`, without a host sync."""
+    bound = num_tiles(grouping.order.numel(), experts.numel(), block_m)
+    tiles = Tiles(experts.new_empty(bound), experts.new_empty(bound))
+    _tiles_kernel[(1,)](
+        grouping.offsets, experts, *tiles, experts.numel(), bound,
+        BLOCK_M=block_m, BLOCK_G=max(32, triton.next_power_of_2(experts.numel())),
+    )  # fmt: skip
+    return tiles

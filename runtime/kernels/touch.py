@@ -1,0 +1,94 @@
+"""Fused touches of built-in cache policies: one launch for what their tensor form does in many.
+
+Each equals the policy's `touch` bit for bit. A policy without an entry here runs its tensor form,
+captured or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from residency.policies.cache import CachePolicy
+from residency.policies.cache.lrfu import DECAY_BITS, STEP_BITS, TOKEN_BITS, Lrfu
+from residency.policies.cache.lru import Lru
+from residency.policies.step import Step
+
+Touch = Callable[[Tensor, Step], None]
+
+
+@triton.jit(do_not_specialize=["num", "layer"])
+def _lru_kernel(
+    unique_ptr: tl.tensor, keys_ptr: tl.tensor, token_ptr: tl.tensor, num: tl.tensor,
+    layer: tl.tensor, NUM_LAYERS: tl.constexpr, N_PAD: tl.constexpr,
+) -> None:  # fmt: skip
+    lane = tl.arange(0, N_PAD)
+    inside = lane < num
+    ids = tl.load(unique_ptr + lane, mask=inside, other=0)
+    key = tl.load(token_ptr) * NUM_LAYERS + layer
+    tl.store(keys_ptr + ids, key + tl.zeros((N_PAD,), tl.int64), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num"])
+def _lrfu_kernel(
+    unique_ptr: tl.tensor, keys_ptr: tl.tensor, scores_ptr: tl.tensor, gains_ptr: tl.tensor,
+    token_ptr: tl.tensor, num: tl.tensor, decay: tl.tensor, LAST_ENTRY: tl.constexpr,
+    FRACTION_BITS: tl.constexpr, DECAY_BITS: tl.constexpr, STEP_BITS: tl.constexpr,
+    TOKEN_BITS: tl.constexpr, N_PAD: tl.constexpr,
+) -> None:  # fmt: skip
+    lane = tl.arange(0, N_PAD)
+    inside = lane < num
+    ids = tl.load(unique_ptr + lane, mask=inside, other=0)
+    score = tl.load(scores_ptr + ids, mask=inside, other=0)
+    token = tl.load(token_ptr)
+    now = (token * decay) >> (DECAY_BITS - FRACTION_BITS)
+    SHIFT: tl.constexpr = FRACTION_BITS - STEP_BITS
+    distance = tl.where(score > now, score - now, now - score)
+    entry = tl.minimum(distance >> SHIFT, LAST_ENTRY)
+    left = tl.load(gains_ptr + entry)
+    right = tl.load(gains_ptr + entry + 1)
+    rest = tl.minimum(distance - (entry << SHIFT), 1 << SHIFT)
+    gain = tl.maximum(left - (((left - right) * rest) >> SHIFT), 1)
+    later = tl.maximum(score, now) + gain
+    score = tl.where(score < 0, now, later)
+    tl.store(scores_ptr + ids, score, mask=inside)
+    tl.store(keys_ptr + ids, (score << TOKEN_BITS) | token, mask=inside)
+
+
+def _lru(policy: Lru) -> Touch:
+    def touch(unique: Tensor, step: Step) -> None:
+        _lru_kernel[(1,)](
+            unique, policy.keys, step.token, unique.numel(), step.layer,
+            NUM_LAYERS=policy.space.num_layers, N_PAD=_padded(unique), num_warps=1,
+        )  # fmt: skip
+
+    return touch
+
+
+def _lrfu(policy: Lrfu) -> Touch:
+    def touch(unique: Tensor, step: Step) -> None:
+        _lrfu_kernel[(1,)](
+            unique, policy.keys, policy.scores, policy.gains, step.token, unique.numel(),
+            policy.scaled_decay,
+            LAST_ENTRY=policy.gains.numel() - 2, FRACTION_BITS=policy.fraction_bits,
+            DECAY_BITS=DECAY_BITS, STEP_BITS=STEP_BITS, TOKEN_BITS=TOKEN_BITS,
+            N_PAD=_padded(unique), num_warps=1,
+        )  # fmt: skip
+
+    return touch
+
+
+_FUSED: dict[type[CachePolicy], Callable[..., Touch]] = {Lru: _lru, Lrfu: _lrfu}
+
+
+def touch_of(policy: CachePolicy) -> Touch:
+    """The fastest form of the policy's touch; unique int64 [N] as `CachePolicy.touch` takes it."""
+    fused = _FUSED.get(type(policy))
+    return policy.touch if fused is None else fused(policy)
+
+
+def _padded(unique: Tensor) -> int:
+    return max(32, triton.next_power_of_2(unique.numel()))

@@ -1,0 +1,117 @@
+"""The kernels behind the runtime's interfaces equal the plain definitions they stand for."""
+
+import itertools
+
+import pytest
+import torch
+from conftest import write_checkpoint
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from residency.policies.cache.lru import Lru
+from residency.policies.cache.none import NoCache
+from residency.policies.step import IdSpace, Phase, Step
+from residency.runtime.admission import copy_list
+from residency.runtime.banks import Banks
+from residency.runtime.counters import Counters
+from residency.runtime.experts import Call, ExpertMath
+from residency.runtime.fused import FusedDecode, FusedMaths, kernel_shape
+from residency.runtime.layout import RowLayout
+from residency.runtime.slots import SlotPool
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SPACE = IdSpace(num_layers=2, num_experts=8, top_k=2)
+HIDDEN, WIDTH = 64, 32
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory):
+    from transformers import AutoModelForCausalLM
+
+    folder = write_checkpoint(tmp_path_factory.mktemp("fused"), "qwen3_moe")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.model.layers[0].mlp.experts
+
+
+@pytest.fixture(scope="module")
+def banks():
+    torch.manual_seed(1)
+    shapes = {"gate_up_proj": (2 * WIDTH, HIDDEN), "down_proj": (HIDDEN, WIDTH)}
+    banks = Banks(SPACE, RowLayout.of(shapes, torch.float32))
+    for layer in range(SPACE.num_layers):
+        for view in banks.weights(layer).values():
+            view.normal_(0, 0.3)
+    if DEVICE.type == "cuda":
+        banks.layers = [rows.pin_memory() for rows in banks.layers]
+    return banks
+
+
+def random_call(module, num_tokens, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x_TH = torch.randn(num_tokens, HIDDEN, generator=generator)
+    scores = torch.rand(num_tokens, SPACE.num_experts, generator=generator)
+    weights_TK, ids_TK = scores.topk(SPACE.top_k)
+    return Call(module, x_TH.to(DEVICE), ids_TK.to(DEVICE), weights_TK.to(DEVICE))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 33])
+def test_fused_maths_equal_plain_maths_in_any_grouping(module, banks, num_tokens):
+    shape = kernel_shape(banks.layout, module)
+    rows = banks.layers[0].to(DEVICE)
+    call = random_call(module, num_tokens, seed=num_tokens)
+    plain = ExpertMath(banks.layout, rows)
+    work = plain.begin(call)
+    plain.run(work, list(range(8)), list(range(8)))
+    results = []
+    for groups in ([range(8)], [range(5, 8), range(5)], [[e] for e in range(8)]):
+        fused = FusedMaths(shape, rows, SPACE.num_experts)
+        parts = fused.begin(call)
+        for group in groups:
+            fused.run(parts, list(group), list(group))
+        results.append(parts.combined())
+    torch.testing.assert_close(results[0], work.combined(), rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(results[0], result) for result in results[1:])
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_slots"), [(Lru(Lru.Config()), 5), (NoCache(NoCache.Config()), 0)]
+)
+def test_a_decode_step_equals_plain_maths_and_counts_alike(module, banks, policy, num_slots):
+    shape = kernel_shape(banks.layout, module)
+    row_bytes = banks.layout.row_bytes
+    rows = torch.zeros(num_slots + SPACE.top_k, row_bytes, dtype=torch.uint8, device=DEVICE)
+    pool = SlotPool(SPACE, num_slots, policy, DEVICE)
+    counters = Counters(SPACE.num_layers, row_bytes, DEVICE)
+    decode = FusedDecode(shape, pool, banks, rows, counters)
+    oracle = SlotPool(SPACE, num_slots, type(policy)(policy.config), torch.device("cpu"))
+    expected = torch.zeros(SPACE.num_layers, 4, dtype=torch.int64)
+    for token, layer in itertools.product(range(6), range(SPACE.num_layers)):
+        call = random_call(module, 1, seed=token * 2 + layer)
+        step = Step(torch.tensor(token, device=DEVICE), layer, Phase.DECODE)
+        plain = ExpertMath(banks.layout, banks.layers[layer].to(DEVICE))
+        work = plain.begin(call)
+        plain.run(work, list(range(8)), list(range(8)))
+        torch.testing.assert_close(decode.layer(step, call), work.combined(), rtol=1e-4, atol=1e-4)
+        cpu_step = Step(torch.tensor(token), layer, Phase.DECODE)
+        admission = oracle.admit(call.ids_TK.cpu().flatten(), cpu_step)
+        oracle.touch(admission.unique, cpu_step)
+        expected[layer] += admission.counts
+        assert torch.equal(pool.slot_of.cpu(), oracle.slot_of)
+    for row in counters.rows():
+        if row.phase == "decode":
+            counts = [row.lookups, row.hits, row.misses, row.evictions]
+            assert counts == expected[row.layer].tolist()
+            assert row.bytes["fetch"] == row.misses * row_bytes
+
+
+@given(ids=st.lists(st.integers(0, 7), min_size=1, max_size=6), slots=st.integers(6, 12))
+@settings(deadline=None, max_examples=40)
+def test_the_copy_list_names_each_fetched_expert_once(ids, slots):
+    pool = SlotPool(SPACE, slots, Lru(Lru.Config()), torch.device("cpu"))
+    step = Step(torch.tensor(1), 1, Phase.DECODE)
+    admission = pool.admit(torch.tensor(ids), step)
+    copies = copy_list(admission, 1, SPACE)
+    count = int(copies.count)
+    assert sorted(copies.experts[:count].tolist()) == sorted(set(ids))
+    rows = copies.rows[:count].tolist()
+    assert [pool.id_of[row] - 8 for row in rows] == copies.experts[:count].tolist()
