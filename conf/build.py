@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -44,6 +45,15 @@ def build_part(group: str, node: Mapping[str, Any]) -> Part:
     cls = part_class(group, params.pop("_target_", None))
     config = _checked(group, cls, params)
     return cls(config, **_nested(cls, config))
+
+
+def escaped(node: Any) -> Any:
+    """Plain values as OmegaConf takes them: text that it would interpolate stays as it is."""
+    if isinstance(node, dict):
+        return {key: escaped(value) for key, value in node.items()}
+    if isinstance(node, str):
+        return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", node)
+    return node
 
 
 def part_class(group: str, target: object) -> type[Part]:
@@ -84,8 +94,9 @@ def build_engine(config: Config, progress: Progress | None = None) -> Engine:
         config.policies,
         device,
         context=config.model.context,
+        routing=config.model.routing(device),
         progress=progress,
-        notes=config.device.notes(),
+        notes=[*config.model.notes(), *config.device.notes()],
         **config.device.engine_options(),
     )
 
@@ -106,7 +117,7 @@ def _checked(group: str, cls: type[Part], params: dict[str, Any]) -> Any:
             if value == MISSING:
                 merged[key] = MISSING  # a merge would leave the default in place
             else:
-                merged = OmegaConf.merge(merged, {key: value})
+                merged = OmegaConf.merge(merged, {key: escaped(value)})
         except OmegaConfBaseException as error:
             what = _WORDS.get(types[key], str(types[key]))
             raise ConfigError(f"{group}.{key}={value}: it must be {what}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -14,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from residency.conf.build import build_part
+from residency.conf.build import build_part, escaped
 from residency.conf.options import (
     CONFIG_NAME,
     GROUPS,
@@ -75,7 +74,7 @@ class Config:
 
     def yaml(self) -> str:
         """The tree as YAML that Hydra reads back as it is."""
-        return OmegaConf.to_yaml(OmegaConf.create(_escaped(self.tree)))
+        return OmegaConf.to_yaml(OmegaConf.create(escaped(self.tree)))
 
 
 def compose(overrides: Sequence[str] = (), *, prompt: str | None = None) -> Config:
@@ -145,9 +144,7 @@ def _choice(override: Override) -> str:
             return f"~{PRESETS}"
         raise ConfigError(f"{text}: a combination needs one {key}; {_options(key)}")
     if str(value) not in (names := option_names(key)):
-        raise ConfigError(
-            f"{key}={value}: there is no such {key}; {suggestion(str(value), names)}"
-        )
+        raise ConfigError(f"{key}={value}: there is no such {key}; {suggestion(str(value), names)}")
     assert text is not None, "a parsed override has its text"
     return text
 
@@ -168,15 +165,6 @@ def _with_prompt(workload: Part, prompt: str) -> Part:
     if not hasattr(workload.config, "prompt"):
         raise ConfigError(f"workload={workload.name}: it takes no prompt")
     return type(workload)(replace(workload.config, prompt=prompt))
-
-
-def _escaped(node: Any) -> Any:
-    """Text that reads back as it is where OmegaConf would interpolate."""
-    if isinstance(node, dict):
-        return {key: _escaped(value) for key, value in node.items()}
-    if isinstance(node, str):
-        return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", node)
-    return node
 
 
 def _options(group: str) -> str:

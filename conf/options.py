@@ -47,7 +47,7 @@ def option_node(group: str, name: str) -> dict[str, Any]:
     """One option's own keys and defaults, as plain Python, `_target_` included."""
     with hydra():
         config = compose(CONFIG_NAME, overrides=[*search_path_override(), f"{group}={name}"])
-    node = OmegaConf.to_container(config[group])
+    node = OmegaConf.to_container(config[group], resolve=True)
     assert isinstance(node, dict), f"{group}={name} is not a mapping"
     return {str(key): value for key, value in node.items()}
 

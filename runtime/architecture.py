@@ -35,12 +35,13 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a model folder's config describes.
+    """What a config of transformers describes.
 
+    source: where the config is from, for messages.
     expert_modules: the experts modules' names, in the order of the MoE layers.
     """
 
-    folder: Path
+    source: str
     config: Any
     skeleton: PreTrainedModel
     expert_modules: tuple[str, ...]
@@ -48,17 +49,21 @@ class Architecture:
 
     @classmethod
     def of(cls, folder: Path, dtype: str) -> Architecture:
-        """Raises CheckpointError for a folder without a usable MoE config."""
-        config = _load_config(folder)
-        skeleton = _skeleton(folder, config)
+        """Of a model folder. Raises CheckpointError for one without a usable MoE config."""
+        return cls.from_config(_load_config(folder), dtype, str(folder / "config.json"))
+
+    @classmethod
+    def from_config(cls, config: Any, dtype: str, source: str) -> Architecture:
+        """Of a config object. Raises CheckpointError for one without experts."""
+        skeleton = _skeleton(source, config)
         names = tuple(n for n, m in skeleton.named_modules() if hasattr(m, "is_transposed"))
         if not names:
             raise CheckpointError(
-                f"{folder / 'config.json'}: {config.model_type} has no experts that transformers "
+                f"{source}: {config.model_type} has no experts that transformers "
                 "can hand over; only Mixture-of-Experts models can be run"
             )
         chosen = _dtype(dtype, config)
-        return cls(folder, config, skeleton, names, chosen)
+        return cls(source, config, skeleton, names, chosen)
 
     def experts(self, layer: int) -> Any:
         return self.skeleton.get_submodule(self.expert_modules[layer])
@@ -75,7 +80,7 @@ class Architecture:
             for i in range(len(self.expert_modules))
         ]
         if any(shapes != per_layer[0] for shapes in per_layer):
-            raise CheckpointError(f"{self.folder}: layers with experts of different shapes")
+            raise CheckpointError(f"{self.source}: layers with experts of different shapes")
         return per_layer[0]
 
     @cached_property
@@ -153,15 +158,14 @@ def _load_config(folder: Path) -> Any:
         raise CheckpointError(f"{folder / 'config.json'}: cannot be read: {reason}") from error
 
 
-def _skeleton(folder: Path, config: Any) -> PreTrainedModel:
+def _skeleton(source: str, config: Any) -> PreTrainedModel:
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(
-            f"{folder / 'config.json'}: transformers cannot build a causal language model from "
-            f"it: {reason}"
+            f"{source}: transformers cannot build a causal language model from it: {reason}"
         ) from error
 
 

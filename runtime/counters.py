@@ -53,19 +53,21 @@ class Counters:
         self._row_bytes = row_bytes
         shape = (len(PHASES), num_layers, len(FIELDS))
         self._counts = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._host_counts = torch.zeros(shape, dtype=torch.int64)
         self._gathered = torch.zeros(shape, dtype=torch.int64, device=device)
         self._computed = torch.zeros(shape[:2], dtype=torch.int64, device=device)
         self._bytes: dict[tuple[int, Phase, Source], int] = defaultdict(int)
 
     def reset(self) -> None:
         self._counts.zero_()
+        self._host_counts.zero_()
         self._gathered.zero_()
         self._computed.zero_()
         self._bytes.clear()
 
     def count(self, layer: int, phase: Phase, counts: torch.Tensor) -> None:
-        """Add int64 [4] lookups, hits, misses, evictions of one step."""
-        self._counts[PHASES.index(phase), layer] += counts
+        """Add int64 [4] lookups, hits, misses, evictions of one step, from host or device."""
+        self._of(counts)[PHASES.index(phase), layer] += counts
 
     def gathered(self, layer: int, phase: Phase) -> torch.Tensor:
         """int64 [4] to which device code adds the counts of steps whose misses it gathers itself.
@@ -76,7 +78,10 @@ class Counters:
 
     def count_evictions(self, layer: int, phase: Phase, counts: torch.Tensor) -> None:
         """Add only the evictions of an admission whose lookups were counted before."""
-        self._counts[PHASES.index(phase), layer, -1] += counts[-1]
+        self._of(counts)[PHASES.index(phase), layer, -1] += counts[-1]
+
+    def _of(self, counts: torch.Tensor) -> torch.Tensor:
+        return self._host_counts if counts.device.type == "cpu" else self._counts
 
     def count_computed(self, layer: int, phase: Phase, num_experts: torch.Tensor) -> None:
         self._computed[PHASES.index(phase), layer] += num_experts
@@ -96,7 +101,7 @@ class Counters:
         return rows
 
     def _rows(self) -> Iterator[LayerCounts]:
-        counts = (self._counts + self._gathered).tolist()
+        counts = ((self._counts + self._gathered).cpu() + self._host_counts).tolist()
         gathered, computed = self._gathered.tolist(), self._computed.tolist()
         for p, phase in enumerate(PHASES):
             for layer, (lookups, hits, misses, evictions) in enumerate(counts[p]):

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import platform
+import gc
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
-from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Self
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from residency.policies.errors import CapacityError, CheckpointError, ConfigError, WorkloadError
 from residency.policies.step import Phase
 from residency.runtime.architecture import Architecture
+from residency.runtime.environment import environment
 from residency.runtime.generation import Generation, text_pieces
 from residency.runtime.hooks import attach, detach
 from residency.runtime.loading import Progress
@@ -22,6 +22,7 @@ from residency.runtime.memory import MemoryPlan, row_faults
 from residency.runtime.offload import OffloadRuntime, Policies
 from residency.runtime.pinning import Pinned
 from residency.runtime.report import PhaseTotals, Report
+from residency.runtime.routing import Routing
 from residency.runtime.sampling import Sampler, Sampling
 from residency.runtime.sequence import Sequence, capacity_for
 from residency.runtime.weights import Weights
@@ -41,6 +42,7 @@ class Engine:
         device: torch.device,
         *,
         context: int = 0,
+        routing: Routing | None = None,
         kernels: bool = True,
         allow_pageable: bool = False,
         progress: Progress | None = None,
@@ -49,6 +51,7 @@ class Engine:
         """Raises CheckpointError, ConfigError or CapacityError before any large memory is taken.
 
         context: most tokens of prompt and answer together; 0 takes the model's own limit.
+        routing: replaces the model's routes; its tables lie on `device`.
         kernels: compute experts by kernels where the device has them, else in plain torch.
         allow_pageable: run with banks that could not be pinned, more slowly and without kernels.
         notes: lines the report repeats, e.g. which device an automatic choice took.
@@ -58,9 +61,11 @@ class Engine:
         self.notes = list(notes)
         self.architecture = architecture
         self.context = context or architecture.max_context
+        self.routing = routing
+        self.made_up = weights.made_up
         plan = plan_memory(architecture, policies, self.context)
         plan.check(device)
-        self.tokenizer = _load_tokenizer(architecture.folder)
+        self.tokenizer = weights.tokenizer()
         self.model: PreTrainedModel = weights.model(device)
         self.banks = weights.banks(device, progress)
         self._pinned = self._pin(allow_pageable, progress)
@@ -72,8 +77,38 @@ class Engine:
         """Stand a runtime under these policies behind the model's experts."""
         self._sequence = None
         self.policies = policies
-        self.runtime = OffloadRuntime(self.banks, policies, plan, self.device, shape=self._shape)
+        self.runtime = OffloadRuntime(
+            self.banks, policies, plan, self.device, self.routing, shape=self._shape
+        )
         attach(self.model, self.architecture.expert_modules, self.runtime)
+
+    def _uninstall(self) -> None:
+        """Let go of the runtime and the memory of its slots."""
+        detach(self.model, self.architecture.expert_modules)
+        self._sequence = None
+        del self.runtime
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @contextmanager
+    def reconfigured(self, policies: Policies) -> Iterator[None]:
+        """Inside, the same banks and model run under other policies; the old ones return after.
+
+        Slots and policies' memories start empty both times. Raises ConfigError or CapacityError
+        when the new policies cannot be had; the old ones run on then.
+        """
+        old, old_plan = self.policies, self.runtime.plan
+        plan = plan_memory(self.architecture, policies, self.context)
+        self._uninstall()
+        try:
+            plan.check(self.device, loaded=True)
+            self._install(policies, plan)
+            yield
+        finally:
+            if hasattr(self, "runtime"):
+                self._uninstall()
+            self._install(old, old_plan)
 
     def _pin(self, allow_pageable: bool, progress: Progress | None) -> Pinned | None:
         if self.device.type != "cuda":
@@ -168,7 +203,8 @@ class Engine:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise CheckpointError(
-                    f"{self.architecture.folder}: no tokenizer there, so text cannot be read"
+                    f"{self.architecture.source}: no tokenizer there, so text cannot be read; give "
+                    "token ids"
                 )
             ids: list[int] = self.tokenizer(prompt)["input_ids"]
         else:
@@ -230,26 +266,3 @@ def plan_memory(architecture: Architecture, policies: Policies, context: int) ->
         kv_bytes=architecture.kv_elements(context) * element,
         workspace_bytes=architecture.workspace_elements(chunk_tokens) * element,
     )
-
-
-def environment(device: torch.device) -> dict[str, str]:
-    """The machine and the versions behind a result."""
-    names = ("residency", "torch", "transformers")
-    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return {
-        "device": str(device),
-        "device_name": gpu or platform.processor() or platform.machine(),
-        "threads": str(torch.get_num_threads()),
-        "python": platform.python_version(),
-    } | {name: version(name) for name in names}
-
-
-def _load_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer, or None where there is none and prompts must be token ids."""
-    if not any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer_config.json")):
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(f"{folder}: the tokenizer cannot be read: {reason}") from error

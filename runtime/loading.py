@@ -51,7 +51,7 @@ def load_banks(
     for one that is missing.
     """
     sources = list(_expert_sources(architecture, checkpoint))
-    _require_complete(architecture, sources)
+    _require_complete(architecture, checkpoint, sources)
     banks = Banks(architecture.space, architecture.layout)
     done = 0
     for file in dict.fromkeys(source.entry.file for source in sources):
@@ -80,7 +80,7 @@ def load_model(
             _require_shape(entry, shape)
     with _quiet(), without_experts(architecture.expert_classes):
         model, info = AutoModelForCausalLM.from_pretrained(
-            architecture.folder,
+            checkpoint.folder,
             config=architecture.config,
             dtype=architecture.dtype,
             local_files_only=True,
@@ -88,7 +88,7 @@ def load_model(
             output_loading_info=True,
         )
     if missing := sorted(info["missing_keys"]):
-        raise CheckpointError(f"{architecture.folder}: tensor {missing[0]} is missing")
+        raise CheckpointError(f"{checkpoint.folder}: tensor {missing[0]} is missing")
     model.eval()
     model.requires_grad_(False)
     loaded: PreTrainedModel = model.to(device)
@@ -106,7 +106,9 @@ def _expert_sources(architecture: Architecture, checkpoint: Checkpoint) -> Itera
             yield Source(entry, layers[module], part, expert, index, count)
 
 
-def _require_complete(architecture: Architecture, sources: list[Source]) -> None:
+def _require_complete(
+    architecture: Architecture, checkpoint: Checkpoint, sources: list[Source]
+) -> None:
     """Every (layer, part, expert) must have all its sources, exactly once."""
     found: dict[tuple[int, str, int | None], set[int]] = {}
     counts = {source.part: source.count for source in sources}
@@ -124,7 +126,7 @@ def _require_complete(architecture: Architecture, sources: list[Source]) -> None
             for expert in range(architecture.space.num_experts):
                 if len(found.get((layer, part, expert), ())) != counts.get(part, 1):
                     raise CheckpointError(
-                        f"{architecture.folder}: the checkpoint lacks {part} of expert {expert} "
+                        f"{checkpoint.folder}: the checkpoint lacks {part} of expert {expert} "
                         f"of {module}"
                     )
 

@@ -58,15 +58,20 @@ class MemoryPlan:
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return own | {"device_bytes": self.device_bytes}
 
-    def check(self, device: torch.device) -> None:
-        """Raises CapacityError when host or device memory does not suffice."""
-        host = self.bank_bytes + (self.device_bytes if device.type == "cpu" else 0)
+    def check(self, device: torch.device, *, loaded: bool = False) -> None:
+        """Raises CapacityError when host or device memory does not suffice.
+
+        loaded: banks and other weights are there already, only the rest must still fit.
+        """
+        on_device = self.device_bytes - (self.weight_bytes if loaded else 0)
+        host = 0 if loaded else self.bank_bytes
+        host += on_device if device.type == "cpu" else 0
         lower = f"{self._terms()}; lower cache.slots, prefill.ring or model.context"
         smaller = f"{lower}, or choose a smaller model"
         _require("host", host, _free_host_bytes(), smaller)
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
-            _require("device", self.device_bytes, free, lower)
+            _require("device", on_device, free, lower)
 
     def _terms(self) -> str:
         terms = {

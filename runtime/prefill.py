@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -63,6 +63,7 @@ class PrefillExecutor:
         self.maths = maths
         self.counters = counters
         self._group_size = -(-pool.space.num_experts // mode.config.groups)
+        self._maps = pool
         self._ahead: Iterator[tuple[int, Lot | Pending]] = iter(())
         self._next: tuple[int, Lot | Pending] | None = None
         self._issued: deque[tuple[int, Lot]] = deque()
@@ -70,36 +71,45 @@ class PrefillExecutor:
     def begin(self, num_tokens: int) -> None:
         """Start a chunk: copies that need not wait for a router begin now."""
         self._num_tokens = num_tokens
+        self._token: torch.Tensor | None = None  # read once a chunk
         self._waits = self.mode.waits_for_router(num_tokens)
         self._start = self.transfers.lanes.mark()
+        # A chunk whose layers the host plans one by one keeps the maps there meanwhile.
+        self._maps = self.pool.on_host() if self._waits else self.pool
         if not self._waits:
             self._ahead = self._plan_ahead(self.pool.snapshot())
             self._pump()
 
     def end(self) -> None:
         assert not self._issued, f"{len(self._issued)} lots were issued and never computed"
+        self.pool.take(self._maps)
 
     def abort(self) -> None:
         """Forget a chunk that was broken off; the pool keeps what it has admitted."""
         self.transfers.lanes.synchronize()
+        self.pool.take(self._maps)
         self.ring.reset()
         self._abandon()
 
     def layer(self, step: Step, call: Call) -> torch.Tensor:
         """The layer's output [T, H]."""
         work = self.maths.begin(call)
-        unique = distinct(call.ids_TK, step.layer, self.pool.space)
+        ids = call.ids_TK.flatten().to(self._maps.device)
+        if self._token is None:
+            self._token = step.token.to(self._maps.device)
+        step = replace(step, token=self._token)
+        unique = distinct(ids, step.layer, self.pool.space)
         self._count_lookups(step, unique)
         if self._waits:
-            self._plan_now(step, call.ids_TK, work)
+            self._plan_now(step, unique, work)
         self._run(step, work)
-        self.pool.touch(unique, step)
+        self._maps.touch(unique, step)
         out_TH: torch.Tensor = work.combined()
         return out_TH
 
     def _count_lookups(self, step: Step, unique: torch.Tensor) -> None:
         real = unique != self.pool.space.sink
-        hits = (real & (self.pool.slot_of[unique] >= 0)).sum()
+        hits = (real & (self._maps.slot_of[unique] >= 0)).sum()
         lookups, none = real.sum(), torch.zeros_like(hits)
         counts = torch.stack([lookups, hits, lookups - hits, none])
         self.counters.count(step.layer, step.phase, counts)
@@ -135,16 +145,21 @@ class PrefillExecutor:
 
     # Plans that wait for the router.
 
-    def _plan_now(self, step: Step, ids_TK: torch.Tensor, work: PartialSum) -> None:
+    def _plan_now(self, step: Step, unique: torch.Tensor, work: PartialSum) -> None:
         space = self.pool.space
-        routed = torch.bincount(ids_TK.flatten(), minlength=space.num_experts).cpu() > 0
-        slots_E = self.pool.layer_slots(step.layer).cpu()
+        first = step.layer * space.num_experts
+        routed = torch.zeros(space.num_experts, dtype=torch.bool)
+        routed[unique[unique != space.sink] - first] = True
+        slots_E = self._maps.layer_slots(step.layer).clone()
         plan = self._checked(LayerView(step.layer, self._num_tokens, slots_E >= 0, routed))
+        # Copies come first: an admission may evict what they read.
+        self._stage(step.layer, Plan.of(space.num_experts, copy=plan.copy), slots_E)
+        self._run(step, work)
         self._admit_waves(step, work, plan)
-        passing = Plan.of(space.num_experts, copy=plan.copy, stream=plan.stream)
-        self._ahead = iter(
-            [(step.layer, lot) for lot in self._staged(step.layer, passing, slots_E)]
-        )
+        self._stage(step.layer, Plan.of(space.num_experts, stream=plan.stream), slots_E)
+
+    def _stage(self, layer: int, plan: Plan, slots_E: torch.Tensor) -> None:
+        self._ahead = iter([(layer, lot) for lot in self._staged(layer, plan, slots_E)])
 
     def _admit_waves(self, step: Step, work: PartialSum, plan: Plan) -> None:
         """Compute residents in place and admit the rest, as many experts at a time as fit.
@@ -154,7 +169,7 @@ class PrefillExecutor:
         needed = _ids(plan.in_place) + _ids(plan.admit)
         for start in range(0, len(needed), max(1, self.pool.num_slots)):
             wave = torch.tensor(needed[start : start + self.pool.num_slots])
-            admission = self.pool.admit(wave.to(self.pool.slot_of.device), step)
+            admission = self._maps.admit(wave, step)
             self.counters.count_evictions(step.layer, step.phase, admission.counts)
             for lot in self._fetch(step.layer, Placed.of(admission, step.layer, self.pool.space)):
                 self._compute(work, lot)

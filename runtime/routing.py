@@ -1,4 +1,7 @@
-"""Routing: replaces the routes a model's routers choose, for measuring with made-up weights."""
+"""Routing: replaces the routes a model's routers choose, for measuring with made-up weights.
+
+N tokens of a table, L layers, K experts per token, T tokens of a step.
+"""
 
 from __future__ import annotations
 
@@ -18,3 +21,32 @@ class Routing(Protocol):
         Runs inside captured graphs: fixed shapes, no host synchronisation. step.token is the index
         of the last of the T tokens.
         """
+
+
+class TableRouting:
+    """Routes written down beforehand: token i takes row i modulo N, whatever its text.
+
+    So one engine's tokens are routed the same in an eager step, in a captured one, and again after
+    `OffloadRuntime.forget`, which starts the clock anew.
+    """
+
+    def __init__(self, table_NLK: torch.Tensor) -> None:
+        """table_NLK: integer ids within the layer, on the device that routes."""
+        self.table_NLK = table_NLK
+
+    def routes(self, step: Step, ids_TK: torch.Tensor) -> torch.Tensor:
+        num_tokens = ids_TK.shape[0]
+        behind_T = torch.arange(1 - num_tokens, 1, device=self.table_NLK.device)
+        rows_T = (step.token + behind_T).remainder(len(self.table_NLK))
+        return self.table_NLK[:, step.layer].index_select(0, rows_T).long()
+
+
+def adjacent_reuse(table_NLK: torch.Tensor) -> float:
+    """Share of a token's experts that the token before it used too, over all layers."""
+    return adjacent_overlap(table_NLK[:-1], table_NLK[1:])
+
+
+def adjacent_overlap(before: torch.Tensor, after: torch.Tensor) -> float:
+    """Share of the last dimension's ids in `after` that `before` holds as well."""
+    shared = (after[..., :, None] == before[..., None, :]).any(-1)
+    return float(shared.sum() / shared.numel())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
 from residency.policies.cache import CachePolicy
@@ -25,6 +27,7 @@ class SlotPool:
         self.slot_of = torch.full((space.num_ids + 1,), -1, dtype=torch.int32, device=device)
         self.id_of = torch.full((num_slots,), space.sink, dtype=torch.int32, device=device)
         self._snapshot: torch.Tensor | None = None
+        self._twin: SlotPool | None = None
         policy.allocate(space, device)
         nobody = torch.full((1,), space.sink, dtype=torch.int64, device=device)
         now = torch.zeros((), dtype=torch.int64, device=device)
@@ -53,6 +56,34 @@ class SlotPool:
         """int32 [E] view: the slot of each of the layer's experts, -1 where absent."""
         first = layer * self.space.num_experts
         return self.slot_of[first : first + self.space.num_experts]
+
+    @property
+    def device(self) -> torch.device:
+        return self.slot_of.device
+
+    def on_host(self) -> SlotPool:
+        """This pool on the CPU: itself if it is there, else a twin with the same state.
+
+        For steps that the host plans anyway: small operations are cheaper there than launches.
+        """
+        if self.device.type == "cpu":
+            return self
+        if self._twin is None:
+            policy = copy.copy(self.policy)
+            self._twin = SlotPool(self.space, self.num_slots, policy, torch.device("cpu"))
+        self._twin.take(self)
+        return self._twin
+
+    def take(self, other: SlotPool) -> None:
+        """Take over the state of a pool of the same shape under the same policy."""
+        if other is self:
+            return
+        self.invalidate()
+        self.slot_of.copy_(other.slot_of)
+        self.id_of.copy_(other.id_of)
+        states = self.policy.state(), other.policy.state()
+        for name, tensor in states[0].items():
+            tensor.copy_(states[1][name])
 
     def snapshot(self) -> torch.Tensor:
         """slot_of on the CPU, int32 [num_ids + 1]; copied again only after an admission."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from residency.policies.errors import CheckpointError
 from residency.runtime.architecture import Architecture
 from residency.runtime.banks import Banks
 from residency.runtime.checkpoint import Checkpoint
@@ -19,12 +22,17 @@ from residency.runtime.loading import (
 )
 
 BLOCK_ELEMENTS = 1 << 24
+SHIFT = 37 * 4096  # bytes from the place of one row's numbers to the next row's
 SCALE = 0.02
 NUM_THREADS = 16
 
 
 class Weights(Protocol):
-    """Supplies a model without experts, and the experts in banks."""
+    """Supplies a model without experts, the experts in banks, and a tokenizer if there is one."""
+
+    made_up: ClassVar[bool]  # whether no training stands behind them
+
+    def tokenizer(self) -> Any: ...
 
     def model(self, device: torch.device) -> PreTrainedModel: ...
 
@@ -34,10 +42,23 @@ class Weights(Protocol):
 class CheckpointWeights:
     """Weights of a folder of safetensors."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    made_up: ClassVar[bool] = False
+
+    def __init__(self, architecture: Architecture, folder: Path) -> None:
         """Raises CheckpointError for a folder whose files are damaged or missing."""
         self.architecture = architecture
-        self.checkpoint = Checkpoint(architecture.folder)
+        self.checkpoint = Checkpoint(folder)
+
+    def tokenizer(self) -> Any:
+        """The folder's tokenizer, or None where there is none and prompts must be token ids."""
+        folder = self.checkpoint.folder
+        if not any((folder / n).is_file() for n in ("tokenizer.json", "tokenizer_config.json")):
+            return None
+        try:
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            reason = str(error).splitlines()[0]
+            raise CheckpointError(f"{folder}: the tokenizer cannot be read: {reason}") from error
 
     def model(self, device: torch.device) -> PreTrainedModel:
         return load_model(self.architecture, self.checkpoint, device)
@@ -52,9 +73,14 @@ class MadeUpWeights:
     Experts repeat blocks of random numbers drawn on the device, each row from another place.
     """
 
+    made_up: ClassVar[bool] = True
+
     def __init__(self, architecture: Architecture, seed: int) -> None:
         self.architecture = architecture
         self.seed = seed
+
+    def tokenizer(self) -> None:
+        return None
 
     def model(self, device: torch.device) -> PreTrainedModel:
         torch.manual_seed(self.seed)
@@ -75,29 +101,29 @@ class MadeUpWeights:
     def banks(self, device: torch.device, progress: Progress | None) -> Banks:
         banks = Banks(self.architecture.space, self.architecture.layout)
         block = self._block(device)
-        pieces = [(layer, row) for layer in banks.layers for row in range(len(layer))]
+        rows = [row for layer in banks.layers for row in layer.numpy()]
+        places = [number * SHIFT % len(block) for number in range(len(rows))]
         done = 0
         with ThreadPoolExecutor(NUM_THREADS) as pool:
-            for size in pool.map(lambda piece: _fill(piece[0][piece[1]], block, piece[1]), pieces):
+            for size in pool.map(lambda row, place: _fill(row, block, place), rows, places):
                 done += size
                 if progress is not None:
                     progress("experts (made up)", done, banks.num_bytes)
         return banks
 
-    def _block(self, device: torch.device) -> torch.Tensor:
+    def _block(self, device: torch.device) -> np.ndarray:
         """uint8 block of random weights in the model's dtype."""
         generator = torch.Generator(device).manual_seed(self.seed)
         shape = (BLOCK_ELEMENTS,)
         values = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
-        return (values * SCALE).to(self.architecture.dtype).cpu().view(torch.uint8)
+        return (values * SCALE).to(self.architecture.dtype).cpu().view(torch.uint8).numpy()
 
 
-def _fill(row: torch.Tensor, block: torch.Tensor, number: int) -> int:
-    """Fill a row from the block, starting at a place of its own."""
-    shift = number * 4096 % len(block)
+def _fill(row: np.ndarray, block: np.ndarray, place: int) -> int:
+    """Fill a row from the block, from `place` on. numpy copies on the calling thread alone."""
     filled = 0
     while filled < len(row):
-        part = block[shift : shift + len(row) - filled]
-        row[filled : filled + len(part)].copy_(part)
-        filled, shift = filled + len(part), 0
+        part = block[place : place + len(row) - filled]
+        row[filled : filled + len(part)] = part
+        filled, place = filled + len(part), 0
     return filled

@@ -10,10 +10,14 @@ if not torch.cuda.is_available():  # before anything imports triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
+from hypothesis import settings
 
 from residency.conf import build_engine, compose
 
 torch.set_num_threads(1)  # bits depend on the thread count; tests run side by side as well
+
+settings.register_profile("residency", deadline=None)  # machines differ in speed
+settings.load_profile("residency")
 
 ARCHITECTURES = ("qwen3_moe", "olmoe", "mixtral", "qwen2_moe")
 TINY = dict(

@@ -1,16 +1,12 @@
-"""Attention of one new token per sequence over a static cache, and what precedes it in a chunk.
+"""Attention of one new token per sequence over a static cache, in one kernel.
 
-The fused projection `qkv` holds, per token, the query heads, then the key heads, then the value
-heads. A query or key head passes an RMSNorm of its own and a rotary turn, both rounded where
-transformers rounds them. Caches are [B, KV heads, max length, D] and of one length, which the
-device scalar `position` holds: no launch here synchronises with the host.
-
-Decode cuts the context into as many splits whatever its length, so that the grid is fixed. The
+The kernel also norms, turns and stores the new token's heads, as `rotary` does for a chunk. It
+cuts the context into as many splits whatever its length, so that the grid is fixed. The
 split that owns the new token writes it to the cache and takes it from registers; the split of a
 head that arrives last combines them all. Every program arrives, empty ones at once, because the
 position is advanced when the last head is done and must have been read by all.
 
-Further legend: B sequences, S tokens of a sequence in this step, W width of qkv, D head dim.
+Further legend: B sequences, W width of qkv, D head dim.
 """
 
 from __future__ import annotations
@@ -22,35 +18,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from residency.runtime.kernels.dense import launch_options, rms_norm, wait_for_inputs
+from residency.runtime.kernels.dense import launch_options, wait_for_inputs
+from residency.runtime.kernels.rotary import (
+    HeadNorms,
+    KeyValues,
+    batch_stride,
+    rotate_and_store,
+    turn,
+)
 
 _LOG2_E = 1.4426950408889634
-_HEADS_PER_PROGRAM = 8
 _MIN_DOT_ROWS = 16
 _SPLITS_PER_LOAD = tl.constexpr(8)
-
-
-class HeadNorms(NamedTuple):
-    """Norm weights [D] of query and key heads."""
-
-    q_D: Tensor
-    k_D: Tensor
-    eps: float
-
-
-class KeyValues(NamedTuple):
-    """One layer's static cache, contiguous: [B, KV heads, max length, D] twice."""
-
-    keys: Tensor
-    values: Tensor
-
-    @property
-    def num_heads(self) -> int:
-        return self.keys.shape[1]
-
-    @property
-    def dim(self) -> int:
-        return self.keys.shape[-1]
 
 
 class AttendConfig(NamedTuple):
@@ -94,35 +73,6 @@ class Scratch(NamedTuple):
         )
 
 
-def rotate_and_store(
-    qkv_BSW: Tensor,
-    norms: HeadNorms,
-    cos_BSD: Tensor,
-    sin_BSD: Tensor,
-    cache: KeyValues,
-    position: Tensor,
-) -> Tensor:
-    """Queries [B, S, query heads, D], ready; writes keys and values at position, position + 1, ...
-
-    cos and sin [B or 1, S, D] in the model's dtype; position int [], not advanced.
-    """
-    batch, steps, width = qkv_BSW.shape
-    num_kv, dim = cache.num_heads, cache.dim
-    heads = qkv_BSW.view(batch, steps, width // dim, dim)
-    q, k, v = heads.split([width // dim - 2 * num_kv, num_kv, num_kv], dim=2)
-    cos, sin = cos_BSD[:, :, None], sin_BSD[:, :, None]
-    at = position + torch.arange(steps, device=position.device)
-    cache.keys.index_copy_(2, at, _turned(k, norms.k_D, norms.eps, cos, sin).transpose(1, 2))
-    cache.values.index_copy_(2, at, v.transpose(1, 2))
-    return _turned(q, norms.q_D, norms.eps, cos, sin)
-
-
-def _turned(x: Tensor, weight_D: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
-    normed = rms_norm(x, weight_D, eps)
-    first, second = normed.chunk(2, dim=-1)
-    return normed * cos + torch.cat((-second, first), dim=-1) * sin
-
-
 def attend_one(
     qkv_BW: Tensor,
     norms: HeadNorms,
@@ -148,69 +98,14 @@ def attend_one(
 
 
 @triton.jit
-def _turn(
-    x: tl.tensor, partner: tl.tensor, weight: tl.tensor, partner_weight: tl.tensor,
-    cos: tl.tensor, sin: tl.tensor, d: tl.tensor, eps: tl.tensor, DIM: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Norm and rotary turn of heads [R, DIM]; a partner is the element half a head away."""
-    wide = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, axis=1, keep_dims=True) / DIM + eps)
-    wide = weight.to(tl.float32) * (wide * scale).to(x.dtype).to(tl.float32)
-    other = (partner.to(tl.float32) * scale).to(x.dtype).to(tl.float32)
-    other = partner_weight.to(tl.float32) * other
-    wide = wide.to(x.dtype).to(tl.float32) * cos.to(tl.float32)
-    other = other.to(x.dtype).to(tl.float32) * sin.to(tl.float32)
-    other = tl.where(d < DIM // 2, -other, other)
-    return (wide.to(x.dtype).to(tl.float32) + other.to(x.dtype).to(tl.float32)).to(x.dtype)
-
-
-@triton.jit
-def _rotate_and_store_kernel(
-    qkv_ptr: tl.tensor, q_weight_ptr: tl.tensor, k_weight_ptr: tl.tensor, cos_ptr: tl.tensor,
-    sin_ptr: tl.tensor, keys_ptr: tl.tensor, values_ptr: tl.tensor, position_ptr: tl.tensor,
-    q_ptr: tl.tensor, eps: tl.tensor, num_steps: tl.tensor, max_length: tl.tensor,
-    cos_stride: tl.tensor, NUM_Q: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
-    step = tl.program_id(0)
-    batch = tl.program_id(2).to(tl.int64)
-    head = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[:, None]
-    d = tl.arange(0, DIM)[None, :]
-    partner_d = (d + DIM // 2) % DIM
-    is_q = head < NUM_Q
-    is_k = (head >= NUM_Q) & (head < NUM_Q + NUM_KV)
-    is_v = (head >= NUM_Q + NUM_KV) & (head < NUM_Q + 2 * NUM_KV)
-    token = batch * num_steps + step
-    row = qkv_ptr + (token * (NUM_Q + 2 * NUM_KV) + head) * DIM
-    x = tl.load(row + d, mask=is_q | is_k | is_v, other=0.0)
-    partner = tl.load(row + partner_d, mask=is_q | is_k, other=0.0)
-    q_weight = tl.load(q_weight_ptr + d)
-    k_weight = tl.load(k_weight_ptr + d)
-    weight = tl.where(is_q, q_weight, k_weight)
-    partner_weight = tl.where(
-        is_q, tl.load(q_weight_ptr + partner_d), tl.load(k_weight_ptr + partner_d)
-    )
-    cos = tl.load(cos_ptr + batch * cos_stride + step * DIM + d)
-    sin = tl.load(sin_ptr + batch * cos_stride + step * DIM + d)
-    turned = _turn(x, partner, weight, partner_weight, cos, sin, d, eps, DIM)
-    tl.store(q_ptr + (token * NUM_Q + head) * DIM + d, turned, mask=is_q)
-    at = tl.load(position_ptr).to(tl.int32) + step
-    key_head = head - NUM_Q
-    key_row = ((batch * NUM_KV + key_head) * max_length + at) * DIM
-    tl.store(keys_ptr + key_row + d, turned, mask=is_k & (at < max_length))
-    value_row = ((batch * NUM_KV + key_head - NUM_KV) * max_length + at) * DIM
-    tl.store(values_ptr + value_row + d, x, mask=is_v & (at < max_length))
-
-
-@triton.jit
 def _attend_kernel(
     qkv_ptr: tl.tensor, q_weight_ptr: tl.tensor, k_weight_ptr: tl.tensor, cos_ptr: tl.tensor,
     sin_ptr: tl.tensor, keys_ptr: tl.tensor, values_ptr: tl.tensor, position_ptr: tl.tensor,
     partial_ptr: tl.tensor, stats_ptr: tl.tensor, arrivals_ptr: tl.tensor, out_ptr: tl.tensor,
     eps: tl.tensor, scale: tl.tensor, max_length: tl.tensor, cos_stride: tl.tensor,
-    stats_stride: tl.tensor, NUM_KV: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
-    DIM: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-    UPCAST: tl.constexpr, EARLY: tl.constexpr,
+    stats_stride: tl.tensor, NUM_KV: tl.constexpr, HEADS: tl.constexpr,
+    HEADS_PAD: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     split = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -239,12 +134,12 @@ def _attend_kernel(
         k_new = tl.load(k_row + d)
         k_partner = tl.load(k_row + partner_d)
         v_new = tl.load(k_row + NUM_KV * DIM + d)
-        q = _turn(q, q_partner, q_weight, q_partner_weight, cos, sin, d, eps, DIM)
-        k_new = _turn(k_new, k_partner, k_weight, k_partner_weight, cos, sin, d, eps, DIM)
+        q = turn(q, q_partner, q_weight, q_partner_weight, cos, sin, d, eps, DIM)
+        k_new = turn(k_new, k_partner, k_weight, k_partner_weight, cos, sin, d, eps, DIM)
 
         cached = group * max_length * DIM
         owner = position < begin + per_split
-        written = owner & (position < max_length)
+        written = d < tl.where(owner & (position < max_length), DIM, 0)
         at = cached + position.to(tl.int64) * DIM + d
         tl.store(keys_ptr + at, k_new, mask=written)
         tl.store(values_ptr + at, v_new, mask=written)
@@ -256,7 +151,9 @@ def _attend_kernel(
         out = tl.where(owner, v_new.to(tl.float32), 0.0) + tl.zeros((ROWS, DIM), tl.float32)
         if UPCAST:
             q = q.to(tl.float32)
-        for start in tl.range(begin, min(begin + per_split, position), BLOCK, num_stages=STAGES):
+        for start in tl.range(
+            begin, tl.minimum(begin + per_split, position), BLOCK, num_stages=STAGES
+        ):
             n = start + tl.arange(0, BLOCK)
             inside = n < position
             tile = cached + n[:, None].to(tl.int64) * DIM + d
@@ -286,7 +183,7 @@ def _attend_kernel(
         tl.store(arrivals_ptr + group, 0)
         _combine(
             partial_ptr, stats_ptr, out_ptr, group, tl.cdiv(position + 1, per_split),
-            stats_stride, HEADS, ROWS, DIM, SPLITS,
+            stats_stride, HEADS, HEADS_PAD, DIM, SPLITS,
         )  # fmt: skip
         num_groups = tl.num_programs(1) * tl.num_programs(2)
         done = tl.atomic_add(arrivals_ptr + num_groups, 1, sem="acq_rel", scope="gpu")
@@ -298,11 +195,11 @@ def _attend_kernel(
 @triton.jit
 def _combine(
     partial_ptr: tl.tensor, stats_ptr: tl.tensor, out_ptr: tl.tensor, group: tl.tensor,
-    num_active: tl.tensor, stats_stride: tl.tensor, HEADS: tl.constexpr, ROWS: tl.constexpr,
-    DIM: tl.constexpr, SPLITS: tl.constexpr,
+    num_active: tl.tensor, stats_stride: tl.tensor, HEADS: tl.constexpr,
+    HEADS_PAD: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Adds the active splits of one group of heads, a few of them at a time."""
-    head = tl.arange(0, ROWS)
+    head = tl.arange(0, HEADS_PAD)
     every = tl.arange(0, SPLITS)[:, None]
     at = stats_ptr + (group * SPLITS + every) * HEADS + head[None, :]
     there = (every < num_active) & (head[None, :] < HEADS)
@@ -312,9 +209,8 @@ def _combine(
     highest = tl.where(head < HEADS, highest, 0.0)
     total = tl.sum(tl.exp2(best - highest[None, :]) * total, axis=0)
 
-    row = head[None, :, None]
     d = tl.arange(0, DIM)[None, None, :]
-    out = tl.zeros((ROWS, DIM), tl.float32)
+    out = tl.zeros((HEADS_PAD, DIM), tl.float32)
     for start in tl.static_range(0, SPLITS, _SPLITS_PER_LOAD):
         split = (start + tl.arange(0, _SPLITS_PER_LOAD))[:, None]
         place = (group * SPLITS + split) * HEADS + head[None, :]
@@ -328,28 +224,6 @@ def _combine(
     total = tl.where(head < HEADS, total, 1.0)
     at_out = (group * HEADS + head[:, None]) * DIM + tl.arange(0, DIM)[None, :]
     tl.store(out_ptr + at_out, out / total[:, None], mask=(head < HEADS)[:, None])
-
-
-def launch_rotate_and_store(
-    qkv_BSW: Tensor,
-    norms: HeadNorms,
-    cos_BSD: Tensor,
-    sin_BSD: Tensor,
-    cache: KeyValues,
-    position: Tensor,
-) -> Tensor:
-    """Triton form of `rotate_and_store`; D a power of two, all tensors contiguous."""
-    batch, steps, width = qkv_BSW.shape
-    num_kv, dim = cache.num_heads, cache.dim
-    num_q = width // dim - 2 * num_kv
-    q = qkv_BSW.new_empty(batch, steps, num_q, dim)
-    grid = (steps, triton.cdiv(num_q + 2 * num_kv, _HEADS_PER_PROGRAM), batch)
-    _rotate_and_store_kernel[grid](
-        qkv_BSW, norms.q_D, norms.k_D, cos_BSD, sin_BSD, *cache, position, q,
-        norms.eps, steps, cache.keys.shape[2], _batch_stride(cos_BSD),
-        NUM_Q=num_q, NUM_KV=num_kv, DIM=dim, BLOCK=_HEADS_PER_PROGRAM, num_warps=4,
-    )  # fmt: skip
-    return q
 
 
 def launch_attend_one(
@@ -369,20 +243,18 @@ def launch_attend_one(
     batch, width = qkv_BW.shape
     num_kv, dim = cache.num_heads, cache.dim
     num_q = width // dim - 2 * num_kv
+    heads = num_q // num_kv
+    heads_pad = triton.next_power_of_2(heads)
     cfg = config or ATTEND_CONFIGS[0]
     work = scratch or Scratch.empty(batch, num_q, cache, cfg)
     out = qkv_BW.new_empty(batch, num_q * dim)
     _attend_kernel[(cfg.splits, num_kv, batch)](
         qkv_BW, norms.q_D, norms.k_D, cos_BD, sin_BD, *cache, position, *work, out,
-        norms.eps, dim**-0.5 * _LOG2_E, cache.keys.shape[2], _batch_stride(cos_BD),
-        work.stats.stride(0), NUM_KV=num_kv, HEADS=num_q // num_kv,
-        ROWS=max(_MIN_DOT_ROWS, triton.next_power_of_2(num_q // num_kv)), DIM=dim,
+        norms.eps, dim**-0.5 * _LOG2_E, cache.keys.shape[2], batch_stride(cos_BD),
+        work.stats.stride(0), NUM_KV=num_kv, HEADS=heads, HEADS_PAD=heads_pad,
+        ROWS=max(_MIN_DOT_ROWS, heads_pad), DIM=dim,
         SPLITS=cfg.splits, BLOCK=cfg.block, STAGES=cfg.num_stages,
         UPCAST=qkv_BW.device.type == "cpu", EARLY=cfg.early,
         num_warps=cfg.num_warps, **launch_options(cfg.early),
     )  # fmt: skip
     return out
-
-
-def _batch_stride(angles: Tensor) -> int:
-    return angles.stride(0) if angles.shape[0] > 1 else 0

@@ -36,6 +36,7 @@ class DecodeConfig(NamedTuple):
 
 
 GATE_UP_CONFIGS = [
+    DecodeConfig(4, 256, 2, 3),
     DecodeConfig(4, 1024, 4, 1),
     DecodeConfig(2, 1024, 4, 1),
     DecodeConfig(4, 512, 4, 1),
@@ -43,7 +44,6 @@ GATE_UP_CONFIGS = [
     DecodeConfig(1, 1024, 4, 1),
     DecodeConfig(4, 256, 1, 1),
     DecodeConfig(8, 512, 4, 3),
-    DecodeConfig(4, 256, 2, 3),
 ]
 DOWN_CONFIGS = [
     DecodeConfig(4, 1024, 4, 1),
@@ -218,7 +218,7 @@ def launch_down(
 
 def choose_gate_up(shape: ExpertShape) -> DecodeConfig:
     """By the expert's shape alone, so that a token's bits do not depend on its company."""
-    return GATE_UP_CONFIGS[0] if shape.hidden % 1024 == 0 else GATE_UP_CONFIGS[2]
+    return GATE_UP_CONFIGS[0]
 
 
 def choose_down(shape: ExpertShape) -> DecodeConfig:

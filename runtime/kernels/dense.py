@@ -78,9 +78,7 @@ def norm_linear_few(x_RC: Tensor, norm_weight_C: Tensor, eps: float, weight_NC: 
 
 
 @triton.jit
-def normalise(
-    x: tl.tensor, weight: tl.tensor, eps: tl.tensor, SIZE: tl.constexpr
-) -> tl.tensor:
+def normalise(x: tl.tensor, weight: tl.tensor, eps: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
     """RMSNorm along axis 1 of a tile [R, SIZE padded with zeros], rounded as `rms_norm` does."""
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=1, keep_dims=True) / SIZE + eps)
@@ -145,9 +143,7 @@ def launch_rms_norm(x_RH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     return normed_RH
 
 
-def launch_add_rms_norm(
-    x_RH: Tensor, residual_RH: Tensor, weight_H: Tensor, eps: float
-) -> Normed:
+def launch_add_rms_norm(x_RH: Tensor, residual_RH: Tensor, weight_H: Tensor, eps: float) -> Normed:
     """Triton form of `add_rms_norm`; inputs of any equal leading shape, contiguous."""
     out = Normed(torch.empty_like(x_RH), torch.empty_like(x_RH))
     _norm_rows(x_RH, residual_RH, weight_H, out.total_RH, out.normed_RH, eps)

@@ -58,11 +58,11 @@ def choose_tiles(
     if dtype == torch.float32:
         return _FP32_TILES
     places = num_pairs / num_experts
-    if places <= 16:
+    if places < 16:
         return CHUNK_TILES[0]
-    if places <= 32:
+    if places <= 24:
         return CHUNK_TILES[2]
-    return CHUNK_TILES[3] if places <= 96 else CHUNK_TILES[6]
+    return CHUNK_TILES[3] if places <= 48 else CHUNK_TILES[6]
 
 
 def run_group(

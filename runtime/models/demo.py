@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.resources
 from pathlib import Path
 
-from residency.runtime.models.base import Model
+from residency.runtime.models.checkpoint import CheckpointModel
 
 
-class Demo(Model):
+class Demo(CheckpointModel):
     """8 MoE layers x 32 experts, top-4; the card beside its weights says what it learned."""
 
     @property

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
-from residency.runtime.models.base import Model
+from residency.runtime.models.checkpoint import CheckpointModel
 
 
-class Folder(Model):
+class Folder(CheckpointModel):
     """Any Mixture-of-Experts model of transformers that stores safetensors."""
 
     @dataclass(frozen=True, kw_only=True, slots=True)
-    class Config(Model.Config):
+    class Config(CheckpointModel.Config):
         """path: the folder; relative paths start where the command is run."""
 
         path: str = MISSING

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from residency.policies.base import Conflict, Part
+from residency.policies.base import Capability, Conflict, Need, Part
 from residency.runtime.engine import Engine
 from residency.runtime.report import Report
 from residency.runtime.sampling import Sampling
@@ -35,6 +35,14 @@ class Generate(Part):
         ignore_eos: bool = False
 
     group: ClassVar[str] = "workload"
+    needs: ClassVar[tuple[Need, ...]] = (
+        Need(
+            Capability.READS_TEXT,
+            because="its prompt is text, and this model's weights are made up: no tokenizer reads "
+            "it and nothing sensible follows; `residency bench` measures such models",
+            mend="model=demo",
+        ),
+    )
     config: Config
 
     @property

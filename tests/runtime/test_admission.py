@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from residency.policies.cache.lru import Lru
 from residency.policies.step import IdSpace, Phase, Step
-from residency.runtime.admission import admit, distinct
+from residency.runtime.admission import admit, distinct, eviction_order, first_to_go
 from residency.runtime.slots import SlotPool
 
 SPACE = IdSpace(num_layers=2, num_experts=6, top_k=3)
@@ -61,6 +61,21 @@ def test_equal_to_the_naive_pool(num_slots, steps, declines):
         held = [None if i == SPACE.sink else i for i in id_of.tolist()]
         assert held == naive.slots
         check_rows(result, slot_of, num_slots)
+
+
+@given(num_slots=st.integers(5, 14), steps=steps)
+@settings(deadline=None, max_examples=60)
+def test_the_host_form_gives_slots_in_the_order_of_the_definition(num_slots, steps):
+    slot_of = torch.full((SPACE.num_ids + 1,), -1, dtype=torch.int32)
+    id_of = torch.full((num_slots,), SPACE.sink, dtype=torch.int32)
+    for layer, experts, keys, _ in steps:
+        unique = distinct(torch.tensor(experts), layer, SPACE)
+        keys = torch.tensor([*keys, 0])
+        hit = (unique != SPACE.sink) & (slot_of[unique] >= 0)
+        given = first_to_go(unique, hit, id_of, keys)
+        free = min(len(unique), int((~torch.isin(id_of, unique[hit])).sum()))
+        assert torch.equal(given[:free], eviction_order(unique, hit, id_of, keys)[:free])
+        admit(unique, slot_of, id_of, keys, None)
 
 
 def check_rows(result, slot_of, num_slots):

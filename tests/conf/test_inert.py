@@ -1,0 +1,268 @@
+"""Invariant 5, nothing accepted is inert: each key changes something that can be observed."""
+
+import pytest
+import torch
+from conftest import tiny_engine
+
+from residency.conf import build_engine, compose
+from residency.conf.options import GROUPS, option_names, option_node
+from residency.policies.errors import CapacityError, WorkloadError
+
+PROMPT = list(range(3, 23))
+NUM_NEW = 6
+
+
+@pytest.fixture(scope="module")
+def demo():
+    """The demo model, which has a tokenizer."""
+    with build_engine(compose(["device=cpu", "cache.slots=all"])) as engine:
+        yield engine
+
+
+class Bench:
+    """Runs one option with one of its keys at two values, and what each run showed."""
+
+    def __init__(self, checkpoint, demo, choice):
+        self.checkpoint = checkpoint
+        self.demo = demo
+        self.choice = choice
+
+    def compose(self, *overrides):
+        model = [f"model.path={self.checkpoint}"] if self.choice == "model=folder" else []
+        return compose([self.choice, *model, *overrides])
+
+    def plan(self, *overrides):
+        with tiny_engine(self.checkpoint, self.choice, *overrides) as engine:
+            return engine.runtime.plan
+
+    def prefill(self, *overrides):
+        """Prefill's lookups and bytes by source, of the second of two equal prompts."""
+        few = (self.choice, "cache.slots=12", *overrides)
+        with tiny_engine(self.checkpoint, *few) as engine:
+            engine.generate(PROMPT, max_new_tokens=1)
+            totals = engine.generate(PROMPT, max_new_tokens=1).phases[0]
+            return totals.bytes | {"lookups": totals.lookups}
+
+    def keys(self, *overrides):
+        with tiny_engine(self.checkpoint, self.choice, "cache.slots=5", *overrides) as engine:
+            engine.generate(PROMPT, max_new_tokens=8, ignore_eos=True)
+            return engine.policies.cache.keys.clone()
+
+    def report(self, *overrides):
+        short = f"workload.max_new_tokens={NUM_NEW}"
+        return self.compose(short, *overrides).workload.run(self.demo)
+
+    def tokens(self, *overrides):
+        return self.report("workload.ignore_eos=true", *overrides).token_ids
+
+
+def slots(bench):
+    """plan.num_slots"""
+    assert bench.plan("cache.slots=5").num_slots == 5
+    assert bench.plan("cache.slots=50%").num_slots == 12
+
+
+def decay(bench):
+    """the ranks of the experts"""
+    assert not torch.equal(bench.keys("cache.decay=0"), bench.keys("cache.decay=0.5"))
+
+
+def chunk_tokens(bench):
+    """lookups, of which each chunk has its own"""
+    one, many = (bench.prefill(f"prefill.chunk_tokens={n}") for n in (20, 1))
+    assert many["lookups"] > one["lookups"]
+
+
+def groups(bench):
+    """plan.group_size"""
+    assert bench.plan("prefill.groups=2").group_size == 4
+    assert bench.plan("prefill.groups=8").group_size == 1
+
+
+def ring(bench):
+    """plan.staging_rows"""
+    assert bench.plan("prefill.groups=2", "prefill.ring=2").staging_rows == 8
+    assert bench.plan("prefill.groups=2", "prefill.ring=3").staging_rows == 12
+
+
+def max_tokens(bench):
+    """what crosses the link: whole layers, or only the experts that are missing"""
+    streamed = bench.prefill("prefill.max_tokens=19")
+    demanded = bench.prefill("prefill.max_tokens=20")
+    assert streamed["stream"] and not streamed["fetch"]
+    assert demanded["fetch"] and not demanded["stream"]
+
+
+def otherwise(bench):
+    """whether residents are copied on the device"""
+    long = "prefill.max_tokens=1"
+    warm = bench.prefill(long, "prefill.otherwise=hit_d2d", "prefill.chunk_tokens=10")
+    cold = bench.prefill(long, "prefill.otherwise=always_stream", "prefill.chunk_tokens=10")
+    assert warm["stream"] == warm["d2d"] == 0 or warm["stream"] + warm["d2d"] == cold["stream"]
+    assert not cold["d2d"]
+
+
+def threads(bench):
+    """torch.get_num_threads"""
+    before = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            bench.compose(f"device.threads={count}").device.open()
+            assert torch.get_num_threads() == count
+        bench.compose("device.threads=0").device.open()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def index(bench):
+    """the torch device"""
+    for i in range(2):
+        assert bench.compose(f"device.index={i}").device.resolve() == torch.device("cuda", i)
+
+
+def kernels(bench):
+    """whether the engine has the kernels' view of an expert"""
+    pytest.importorskip("triton")
+    for on in (True, False):
+        options = bench.compose(f"device.kernels={on}").device.engine_options()
+        with tiny_engine(bench.checkpoint) as engine, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "_pinned", object())
+            assert (engine._kernel_shape(options["kernels"]) is not None) is on
+
+
+def allow_pageable(bench):
+    """whether banks that cannot be pinned are refused"""
+    with tiny_engine(bench.checkpoint) as engine, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "device", torch.device("cuda"))
+        patch.setattr("residency.runtime.engine.Pinned", refuse_to_pin)
+        for on in (True, False):
+            options = bench.compose(f"device.allow_pageable={on}").device.engine_options()
+            if on:
+                assert engine._pin(options["allow_pageable"], None) is None
+                assert "pageable" in engine.notes[-1]
+            else:
+                with pytest.raises(CapacityError):
+                    engine._pin(options["allow_pageable"], None)
+
+
+def refuse_to_pin(*_):
+    raise CapacityError("no locked memory")
+
+
+def path(bench):
+    """the folder"""
+    assert bench.compose(f"model.path={bench.checkpoint}").model.folder == bench.checkpoint
+    assert bench.compose("model.path=/other").model.folder != bench.checkpoint
+
+
+def dtype(bench):
+    """the dtype of the loaded model and of its rows"""
+    for name in ("float32", "bfloat16"):
+        with build_engine(bench.compose("device=cpu", f"model.dtype={name}")) as engine:
+            assert engine.model.dtype == getattr(torch, name)
+            (views,) = {view.dtype for view in engine.runtime.banks.weights(0).values()}
+            assert views == getattr(torch, name)
+
+
+def context(bench):
+    """which prompts are refused"""
+    fits, short = (["device=cpu", f"model.context={n}"] for n in (len(PROMPT) + 1, len(PROMPT)))
+    with build_engine(bench.compose(*fits)) as engine:
+        engine.generate(PROMPT, max_new_tokens=1)
+    with build_engine(bench.compose(*short)) as engine, pytest.raises(WorkloadError):
+        engine.generate(PROMPT, max_new_tokens=1)
+
+
+def prompt(bench):
+    """the number of the prompt's tokens"""
+    short, long = (bench.report(f"workload.prompt={text}") for text in ("ROMEO", "ROMEOROMEO"))
+    assert short.prompt_tokens < long.prompt_tokens
+
+
+def max_new_tokens(bench):
+    """the number of tokens"""
+    for count in (1, 4):
+        assert len(bench.tokens(f"workload.max_new_tokens={count}")) == count
+
+
+def temperature(bench):
+    """tokens"""
+    assert bench.tokens("workload.temperature=0") != bench.tokens("workload.temperature=9")
+
+
+def top_p(bench):
+    """tokens"""
+    hot = "workload.temperature=9"
+    assert bench.tokens(hot) != bench.tokens(hot, "workload.top_p=0.001")
+
+
+def seed(bench):
+    """tokens"""
+    first, again, other = (
+        bench.tokens("workload.temperature=9", f"workload.seed={n}") for n in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+def stop_tokens(bench):
+    """where the text ends"""
+    tokens = bench.tokens("workload.temperature=0")
+    stopped = bench.report("workload.temperature=0", f"workload.stop_tokens=[{tokens[3]}]")
+    assert stopped.finish == "stop"
+    assert stopped.token_ids == tokens[: tokens.index(tokens[3])]
+
+
+def ignore_eos(bench):
+    """whether the model's own end of text ends it"""
+    tokens = bench.tokens("workload.temperature=0")
+    generation = bench.demo.model.generation_config
+    before, generation.eos_token_id = generation.eos_token_id, tokens[3]
+    try:
+        for ignored, finish in (("true", "length"), ("false", "stop")):
+            report = bench.report("workload.temperature=0", f"workload.ignore_eos={ignored}")
+            assert report.finish == finish
+    finally:
+        generation.eos_token_id = before
+
+
+ROWS = {
+    "model.path": path,
+    "model.dtype": dtype,
+    "model.context": context,
+    "cache.slots": slots,
+    "cache.decay": decay,
+    "prefill.chunk_tokens": chunk_tokens,
+    "prefill.groups": groups,
+    "prefill.ring": ring,
+    "prefill.max_tokens": max_tokens,
+    "prefill.otherwise": otherwise,
+    "device.threads": threads,
+    "device.index": index,
+    "device.kernels": kernels,
+    "device.allow_pageable": allow_pageable,
+    "workload.prompt": prompt,
+    "workload.max_new_tokens": max_new_tokens,
+    "workload.temperature": temperature,
+    "workload.top_p": top_p,
+    "workload.seed": seed,
+    "workload.stop_tokens": stop_tokens,
+    "workload.ignore_eos": ignore_eos,
+}
+
+KEYS = [
+    (f"{group}={name}", f"{group}.{key}")
+    for group in GROUPS
+    for name in option_names(group)
+    for key in option_node(group, name)
+    if key != "_target_"
+]
+
+
+def test_every_key_has_a_row_and_every_row_a_key():
+    assert {key for _, key in KEYS} == set(ROWS)
+
+
+@pytest.mark.parametrize(("choice", "key"), KEYS)
+def test_the_key_changes_what_its_row_says(checkpoint, demo, choice, key):
+    ROWS[key](Bench(checkpoint, demo, choice))

@@ -1,0 +1,107 @@
+"""Invariant 1 on a GPU: policies, modes, slots, groups, graph replay and eager give the same bits."""
+
+import itertools
+
+import pytest
+import torch
+from conftest import write_checkpoint
+
+from residency.conf import build_engine, compose
+from residency.policies.cache.lru import Lru
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+PROMPT = list(range(3, 60))
+SIZES = dict(hidden_size=128, head_dim=64, moe_intermediate_size=64)  # as the kernels want them
+CACHES = ("cache=lru", "cache=lrfu")
+MODES = ("prefill=always_stream", "prefill=hit_d2d", "prefill=demand")
+SLOTS = (2, 7, "all")
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def make(request, tmp_path_factory):
+    folder = write_checkpoint(tmp_path_factory.mktemp("gpu"), "qwen3_moe", num_experts=16, **SIZES)
+    base = ["model=folder", f"model.path={folder}", f"model.dtype={request.param}"]
+    return lambda *overrides: build_engine(compose([*base, "device=cuda", *overrides]))
+
+
+def logits(engine, num_new=8):
+    """Logits behind every new token of two generations in a row: cold slots, then warm."""
+    seen = []
+    for prompt in (PROMPT, PROMPT[5:20]):
+        engine.generate(prompt, max_new_tokens=num_new, ignore_eos=True, on_logits=seen.append)
+    return torch.stack(seen)
+
+
+@pytest.fixture(scope="module")
+def resident(make):
+    with make("cache=lru", "cache.slots=all", "prefill=demand") as engine:
+        logits(engine)
+        return logits(engine)
+
+
+@pytest.mark.parametrize(("cache", "mode", "slots"), list(itertools.product(CACHES, MODES, SLOTS)))
+def test_equal_to_the_all_resident_run(make, resident, cache, mode, slots):
+    with make(cache, mode, f"cache.slots={slots}") as engine:
+        assert engine.runtime.capturable
+        assert torch.equal(logits(engine), resident)
+        assert engine._sequence._graph is not None
+
+
+@pytest.mark.parametrize(("groups", "ring"), [(1, 1), (3, 2), (16, 4)])
+def test_equal_over_groups_and_ring(make, resident, groups, ring):
+    with make(
+        "prefill=always_stream", f"prefill.groups={groups}", f"prefill.ring={ring}"
+    ) as engine:
+        assert torch.equal(logits(engine), resident)
+
+
+def test_graph_replay_equals_eager(make, resident):
+    with make("cache.slots=7") as engine:
+        engine.runtime.capturable = False
+        assert torch.equal(logits(engine), resident)
+        assert engine._sequence._graph is None
+
+
+def test_no_cache_runs_in_the_graph_too(make, resident):
+    with make("cache=none", "prefill=always_stream") as engine:
+        assert torch.equal(logits(engine), resident)
+        assert engine._sequence._graph is not None
+
+
+def test_kernels_are_close_to_plain_torch(make, resident):
+    with make("device.kernels=false") as engine:
+        assert not engine.runtime.capturable
+        tolerance = 1e-3 if engine.architecture.dtype == torch.float32 else 0.3
+        torch.testing.assert_close(logits(engine), resident, rtol=0, atol=tolerance)
+
+
+def test_counts_in_the_graph_equal_the_plain_runs(make):
+    """Same routes, same policy: look-ups, hits, misses and evictions agree, bytes too."""
+    reports = []
+    for kernels in ("true", "false"):
+        routed = ("cache.slots=7", "model.routing=even", f"device.kernels={kernels}")
+        with make(*routed) as engine:
+            engine.generate(PROMPT, max_new_tokens=20, ignore_eos=True)
+            reports.append(engine.generate(PROMPT[:9], max_new_tokens=20, ignore_eos=True))
+    assert reports[0].counters == reports[1].counters
+
+
+class Plugin(Lru):
+    """A policy the kernels do not know: its touch runs as torch operations inside the graph."""
+
+    def touch(self, ids, step):
+        super().touch(ids, step)
+
+
+def test_a_users_policy_runs_inside_the_graph(make, resident):
+    with make("cache=lru", "cache.slots=7") as engine:
+        policies = engine.policies
+        plugin = Plugin(policies.cache.config)
+        plugged = type(policies)(plugin, policies.prefill, policies.decode)
+        engine._install(plugged, engine.runtime.plan)
+        assert torch.equal(logits(engine), resident)
+        assert engine._sequence._graph is not None

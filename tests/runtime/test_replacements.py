@@ -1,0 +1,215 @@
+"""Replaced models against transformers' own, chunk by chunk and token by token."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    StaticCache,
+)
+
+# Triton reads this when it is imported, so whoever imports it first must have set it.
+if not torch.cuda.is_available() and "triton" not in sys.modules:
+    os.environ["TRITON_INTERPRET"] = "1"
+pytest.importorskip("triton")
+
+from residency.runtime.kernels import attention
+from residency.runtime.kernels.attention import AttendConfig
+from residency.runtime.replacements import Seam, apply
+from residency.runtime.replacements.qwen3_moe import reason_against
+from residency.runtime.replacements.seam import call_and_add
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+# Triton's interpreter cuts off what does not fit bf16 instead of rounding it.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2 if DEVICE.type == "cuda" else 1e-1}
+CONTEXT = 64
+
+
+@pytest.fixture(autouse=True)
+def _few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs programs one after another."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(attention, "ATTEND_CONFIGS", [AttendConfig(4, 16, 4, 1)])
+
+
+def _config(**changes: Any) -> Qwen3MoeConfig:
+    values: dict[str, Any] = {
+        "vocab_size": 61,
+        "hidden_size": 40,
+        "intermediate_size": 24,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_experts": 9,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+        "max_position_embeddings": CONTEXT,
+    }
+    return Qwen3MoeConfig(**{**values, **changes})
+
+
+def _model(dtype: torch.dtype = torch.float32, **changes: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(_config(**changes)).to(DEVICE, dtype).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:  # ones say nothing about a weight's use
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        elif "mlp.gate.weight" in name:  # far from ties, so that rounding changes no route
+            torch.nn.init.normal_(parameter, std=1.0)
+    return model
+
+
+class Run:
+    """One model over one static cache, its position kept on the host as the runtime does."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.position = 0
+        self.cache = StaticCache(config=model.config, max_cache_len=CONTEXT)
+
+    @torch.inference_mode()
+    def step(self, ids_BS: Tensor) -> Tensor:
+        logits: Tensor = self.model(ids_BS, cache=self.cache, use_cache=True).logits
+        self.position += ids_BS.shape[1]
+        return logits
+
+
+def _pair(model: PreTrainedModel) -> tuple[Run, Run, list[str]]:
+    ours = Run(copy.deepcopy(model))
+    names = apply(ours.model, Seam(lambda: ours.position), on_cpu=True)
+    return Run(model), ours, names
+
+
+def _chunks(batch: int, lengths: list[int]) -> Iterator[Tensor]:
+    rng = torch.Generator().manual_seed(1)
+    for length in lengths:
+        yield torch.randint(0, 61, (batch, length), generator=rng).to(DEVICE)
+
+
+def _assert_same_run(model: PreTrainedModel, batch: int, lengths: list[int]) -> None:
+    theirs, ours, names = _pair(model)
+    assert names
+    for ids in _chunks(batch, lengths):
+        want, got = theirs.step(ids), ours.step(ids)
+        error = (got.double() - want.double()).norm() / want.double().norm()
+        assert error < TOLERANCE[got.dtype], f"{list(ids.shape)}: relative error {error:.2e}"
+    for mine, other in zip(ours.cache.layers, theirs.cache.layers, strict=True):
+        assert int(mine.cumulative_length) == int(other.cumulative_length) == sum(lengths)
+        for a, b in ((mine.keys, other.keys), (mine.values, other.values)):
+            error = (a.double() - b.double()).norm() / b.double().norm()
+            assert error < TOLERANCE[a.dtype], f"cache: relative error {error:.2e}"
+
+
+CASES = [
+    (1, [11, 5, 1, 1, 1], {}),
+    (1, [3, 13, 9, 1, 1], {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32}),
+    (4, [6, 1, 1], {"norm_topk_prob": False}),
+    (4, [1, 1, 2, 1], {"mlp_only_layers": [1]}),
+    (9, [1], {}),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}x{case[1]}")
+def test_chunks_and_steps_in_fp32(case: tuple[int, list[int], dict[str, Any]]) -> None:
+    batch, lengths, changes = case
+    _assert_same_run(_model(**changes), batch, lengths)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_chunks_and_steps_in_bf16(batch: int) -> None:
+    _assert_same_run(_model(torch.bfloat16, num_experts_per_tok=9), batch, [7, 4, 1, 1])
+
+
+def test_no_second_copy_of_the_weights() -> None:
+    _, ours, names = _pair(_model())
+    assert names[0] == "Qwen3MoeDecoderLayer x 2: fused kernels"
+    for layer in ours.model.model.layers:
+        parts = [getattr(layer.self_attn, f"{n}_proj").weight for n in "qkv"]
+        storage = parts[0].untyped_storage()
+        assert storage.nbytes() == sum(p.nbytes for p in parts)
+        assert all(p.untyped_storage().data_ptr() == storage.data_ptr() for p in parts)
+
+
+def test_the_experts_can_add_the_residual() -> None:
+    plain, hooked = copy.deepcopy(_model()), _model()
+    seen = []
+
+    def add_experts(experts: Any, *routed_and_residual: Tensor) -> Tensor:
+        seen.append(experts)
+        return call_and_add(experts, *routed_and_residual)
+
+    apply(plain, Seam(lambda: 0), on_cpu=True)
+    apply(hooked, Seam(lambda: 0, add_experts), on_cpu=True)
+    ids = next(_chunks(1, [10]))
+    assert torch.equal(Run(plain).step(ids), Run(hooked).step(ids))
+    assert seen == [layer.mlp.experts for layer in hooked.model.layers]
+
+
+def test_masks_and_other_caches_are_refused() -> None:
+    _, ours, _ = _pair(_model())
+    ids = next(_chunks(1, [4]))
+    with pytest.raises(ValueError, match="takes no attention_mask"):
+        ours.model(ids, attention_mask=torch.ones_like(ids), cache=ours.cache)
+    with pytest.raises(TypeError, match="needs a StaticCache, not DynamicCache"):
+        ours.model(ids, cache=DynamicCache(config=ours.model.config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"attention_bias": True}, "biases"),
+        ({"use_sliding_window": True, "sliding_window": 8}, "sliding window"),
+        ({"head_dim": 24}, "head dimension is 24"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+            "rotary embedding is linear",
+        ),
+    ],
+)
+def test_what_the_kernels_do_not_cover_stays(changes: dict[str, Any], reason: str) -> None:
+    model = _model(**changes)
+    found = reason_against(model)
+    assert found is not None and reason in found
+    assert apply(model, Seam(lambda: 0), on_cpu=True) == []
+    assert "forward" not in vars(model.model.layers[0])
+
+
+def test_cpu_models_and_other_types_stay() -> None:
+    if DEVICE.type == "cpu":
+        assert apply(_model(), Seam(lambda: 0)) == []
+    other = AutoModelForCausalLM.from_config(
+        type(_config()).from_dict(_config().to_dict()), dtype=torch.float32
+    )
+    other.config.model_type = "unknown"
+    assert apply(other, Seam(lambda: 0), on_cpu=True) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs an NVIDIA GPU")
+def test_a_captured_step_equals_an_eager_one() -> None:
+    _, eager, _ = _pair(_model(torch.bfloat16))
+    _, graphed, _ = _pair(_model(torch.bfloat16))
+    for ids in _chunks(1, [9, 1]):
+        eager.step(ids)
+        graphed.step(ids)
+    token = torch.zeros(1, 1, dtype=torch.int64, device=DEVICE)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = graphed.step(token)
+    for ids in _chunks(1, [1, 1, 1]):
+        token.copy_(ids)
+        graph.replay()
+        assert torch.equal(logits, eager.step(ids))
