@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 if TYPE_CHECKING:
     from residency.conf import Config
@@ -37,6 +35,9 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+Cfg = Annotated[bool, typer.Option("--cfg", help="Print the composed config and stop.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Write result.json and config.yaml there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a result in --out.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 
@@ -49,11 +50,12 @@ def run(
     prompt_file: Annotated[
         str | None, typer.Option("--prompt-file", "-f", help="Read it from a file; - is stdin.")
     ] = None,
-    cfg: Annotated[bool, typer.Option("--cfg", help="Print the composed config and stop.")] = False,
-    out_dir: Annotated[
-        Path | None, typer.Option("--out", help="Write result.json and config.yaml there.")
+    cfg: Cfg = False,
+    out_dir: Out = None,
+    force: Force = False,
+    routes: Annotated[
+        Path | None, typer.Option("--routes", help="Record where each token is routed, as .npz.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a result in --out.")] = False,
     as_json: Json = False,
 ) -> None:
     """Prefill and decode a prompt, streaming the text; ends with a table of what it cost.
@@ -62,10 +64,11 @@ def run(
     """
     with user_errors():
         from residency.conf import build_engine
+        from residency.conf.commands import compose_run
         from residency.runtime.results import ResultFolder
         from residency.runtime.tables import report_table
 
-        config = _compose_run(overrides or [], prompt, prompt_file)
+        config = compose_run(overrides or [], prompt, prompt_file)
         if cfg:
             out.print(config.yaml(), end="", markup=False, soft_wrap=True)
             return
@@ -74,7 +77,10 @@ def run(
         with _loading_bar() as progress, build_engine(config, progress) as engine:
             if not as_json:
                 out.print(config.workload.config.prompt, end="", style="bold", markup=False)
+            recorder = engine.record_routes() if routes else None
             report = config.workload.run(engine, None if as_json else _print_piece)
+        if recorder and routes:
+            recorder.save(routes)
         if folder:
             folder.write(report.as_dict(), config.yaml())
         if as_json:
@@ -82,6 +88,45 @@ def run(
             return
         out.print("\n")
         out.print(report_table(report))
+        for note in report.notes:
+            out.print(note, markup=False)
+
+
+@app.command()
+def bench(
+    overrides: Overrides = None,
+    cfg: Cfg = False,
+    out_dir: Out = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Time prompts of several lengths and decode, beside the limits of the machine.
+
+    `--out` also gets chart.png. Models with made-up weights are for this:
+    `residency bench model=qwen3_30b_a3b model.layers=24 model.routing=even`.
+    """
+    with user_errors():
+        from residency.conf import build_engine
+        from residency.conf.commands import compose_bench
+        from residency.runtime.bench.chart import CHART_NAME, chart_png
+        from residency.runtime.bench.tables import bench_tables
+        from residency.runtime.results import ResultFolder
+
+        config = compose_bench(overrides or [])
+        if cfg:
+            out.print(config.yaml(), end="", markup=False, soft_wrap=True)
+            return
+        _refuse_conflicts(config)
+        folder = ResultFolder(out_dir, force) if out_dir else None
+        with _loading_bar() as progress, build_engine(config, progress) as engine:
+            report = config.workload.run(engine, lambda line: err.print(line, markup=False))
+        result = report.as_dict() | {"config": config.tree}
+        if folder:
+            folder.write(result, config.yaml(), {CHART_NAME: chart_png(report)})
+        if as_json:
+            print(json.dumps(result))
+            return
+        out.print(*bench_tables(report), sep="\n")
         for note in report.notes:
             out.print(note, markup=False)
 
@@ -135,7 +180,9 @@ def policies(
         if as_json:
             print(json.dumps([_as_dict(option) for option in options], default=str))
         elif name is None:
-            _list_options(options)
+            from residency.conf.listing import options_table
+
+            out.print(options_table(options))
         else:
             for option in options:
                 _show_option(option)
@@ -154,30 +201,6 @@ def user_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         err.print("\ninterrupted: nothing was written")
         raise typer.Exit(INTERRUPTED) from None
-
-
-def _compose_run(overrides: list[str], prompt: str | None, file: str | None) -> Config:
-    """Compose with the prompt taken from one place at most: a bare word, an option or a file."""
-    from residency.conf import compose
-    from residency.policies.errors import ConfigError
-
-    words = [text for text in overrides if "=" not in text and not text.startswith("~")]
-    texts = words + ([] if prompt is None else [prompt])
-    if len(texts) + (file is not None) > 1:
-        given = ", ".join(repr(text) for text in texts) + (f" and {file}" if file else "")
-        raise ConfigError(f"more than one prompt: {given}; an override has the form key=value")
-    rest = [text for text in overrides if text not in words]
-    text = _read_prompt(file) if file is not None else next(iter(texts), None)
-    return compose(rest, prompt=text)
-
-
-def _read_prompt(file: str) -> str:
-    from residency.policies.errors import WorkloadError
-
-    try:
-        return sys.stdin.read() if file == "-" else Path(file).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"--prompt-file {file}: cannot be read ({error})") from error
 
 
 def _refuse_conflicts(config: Config) -> None:
@@ -214,7 +237,8 @@ def _print_piece(piece: str) -> None:
 
 
 def _show_matrix(overrides: list[str], as_json: bool) -> None:
-    from residency.conf.catalog import MATRIX_GROUPS, matrix
+    from residency.conf.catalog import matrix
+    from residency.conf.listing import matrix_table
     from residency.policies.errors import ConfigError
 
     if overrides:
@@ -223,11 +247,7 @@ def _show_matrix(overrides: list[str], as_json: bool) -> None:
     if as_json:
         print(json.dumps([_as_dict(cell) for cell in cells]))
         return
-    table = Table(*MATRIX_GROUPS, "verdict")
-    for cell in cells:
-        verdict = "\n".join(map(str, cell.conflicts)) or "works"
-        table.add_row(*cell.choices.values(), verdict)
-    out.print(table)
+    out.print(matrix_table(cells))
 
 
 def _named(name: str, names: list[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -241,22 +261,12 @@ def _named(name: str, names: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return chosen
 
 
-def _list_options(options: list[Any]) -> None:
-    table = Table("group", "name", "what it does", "parameters")
-    for option in options:
-        keys = ", ".join(p.key for p in option.parameters)
-        table.add_row(option.group, option.name, option.summary, keys or "-")
-    out.print(table)
-
-
 def _show_option(option: Any) -> None:
+    from residency.conf.listing import parameter_tables
+
     out.print(f"[bold]{option.group}={option.name}[/bold]\n")
     out.print(option.text, markup=False)
-    table = Table("parameter", "default", "meaning")
-    for parameter in option.parameters:
-        key = f"{option.group}.{parameter.key}"
-        table.add_row(key, str(parameter.default), parameter.meaning)
-    if option.parameters:
+    for table in parameter_tables(option):
         out.print(table)
     for reason in option.refuses:
         out.print(f"refused {reason}", markup=False)

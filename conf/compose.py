@@ -33,7 +33,7 @@ from residency.runtime.devices import Device
 from residency.runtime.memory import row_faults
 from residency.runtime.models import Model
 from residency.runtime.offload import Policies
-from residency.runtime.workloads.generate import Generate
+from residency.runtime.workloads import Workload
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Config:
         return cast(Device, self.parts["device"])
 
     @property
-    def workload(self) -> Generate:
-        return cast(Generate, self.parts["workload"])
+    def workload(self) -> Workload:
+        return cast(Workload, self.parts["workload"])
 
     @property
     def policies(self) -> Policies:

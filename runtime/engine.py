@@ -21,6 +21,7 @@ from residency.runtime.loading import Progress
 from residency.runtime.memory import MemoryPlan, row_faults
 from residency.runtime.offload import OffloadRuntime, Policies
 from residency.runtime.pinning import Pinned
+from residency.runtime.recorder import RouteRecorder
 from residency.runtime.report import PhaseTotals, Report
 from residency.runtime.routing import Routing
 from residency.runtime.sampling import Sampler, Sampling
@@ -109,6 +110,13 @@ class Engine:
             if hasattr(self, "runtime"):
                 self._uninstall()
             self._install(old, old_plan)
+
+    def record_routes(self) -> RouteRecorder:
+        """From now on, up to one context of tokens, note where each token is routed."""
+        self._sequence = None  # a graph captured before would not record
+        space, clock = self.architecture.space, self.runtime.clock
+        self.runtime.recorder = RouteRecorder(space, self.context, clock, self.device)
+        return self.runtime.recorder
 
     def _pin(self, allow_pageable: bool, progress: Progress | None) -> Pinned | None:
         if self.device.type != "cuda":

@@ -24,6 +24,7 @@ from residency.runtime.experts import Call, ExpertMath, Maths
 from residency.runtime.lanes import Lanes
 from residency.runtime.memory import MemoryPlan
 from residency.runtime.prefill import PrefillExecutor
+from residency.runtime.recorder import RouteRecorder
 from residency.runtime.routing import Routing
 from residency.runtime.slots import SlotPool
 from residency.runtime.staging import StagingRing
@@ -69,11 +70,13 @@ class OffloadRuntime:
         self.policies = policies
         self.plan = plan
         self.routing = routing
+        self.recorder: RouteRecorder | None = None
         self.rows = torch.zeros(plan.num_rows, layout.row_bytes, dtype=torch.uint8, device=device)
         self.lanes = Lanes(device)
         self.counters = Counters(space.num_layers, layout.row_bytes, device)
         self.pool = SlotPool(space, plan.num_slots, policies.cache, device)
-        self.clock = torch.zeros((), dtype=torch.int64, device=device)
+        # Index of the last token seen, over the engine's life; the first token has index 0.
+        self.clock = torch.full((), -1, dtype=torch.int64, device=device)
         self._tokens_seen = 0
         self.position = 0  # tokens of the sequence in flight that were seen before this step
         self._phase: Phase | None = None
@@ -142,12 +145,14 @@ class OffloadRuntime:
         step = Step(self.clock, layer, self._phase)
         if self.routing is not None:
             ids_TK = self.routing.routes(step, ids_TK)
+        if self.recorder is not None:
+            self.recorder.record(step, ids_TK)
         return executor.layer(step, Call(module, x_TH, ids_TK, weights_TK))
 
     def forget(self) -> None:
         """Empty the slots and the policy's memory, as if nothing had ever run."""
         self.pool.clear()
-        self.clock.zero_()
+        self.clock.fill_(-1)
         self._tokens_seen = 0
 
     def check(self) -> None:

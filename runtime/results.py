@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from residency.policies.errors import OutputError
@@ -34,22 +36,29 @@ class ResultFolder:
                 "--force"
             )
 
-    def write(self, result: dict[str, Any], config_yaml: str) -> None:
-        """Write both files. The result comes last: a folder that has it is whole."""
+    def write(
+        self,
+        result: dict[str, Any],
+        config_yaml: str,
+        others: Mapping[str, bytes] = MappingProxyType({}),
+    ) -> None:
+        """Write all files, `others` by name. The result comes last: a folder with it is whole."""
         try:
             (self.path / RESULT_NAME).unlink(missing_ok=True)
-            _replace(self.path / CONFIG_NAME, config_yaml)
-            _replace(self.path / RESULT_NAME, json.dumps(result, indent=1) + "\n")
+            _replace(self.path / CONFIG_NAME, config_yaml.encode())
+            for name, content in others.items():
+                _replace(self.path / name, content)
+            _replace(self.path / RESULT_NAME, json.dumps(result, indent=1).encode() + b"\n")
         except OSError as error:
             raise OutputError(f"--out {self.path}: writing failed ({error.strerror})") from error
 
 
-def _replace(file: Path, text: str) -> None:
+def _replace(file: Path, content: bytes) -> None:
     """Write beside the file and rename: readers see the old file or the new one, never a part."""
     descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
-        with os.fdopen(descriptor, "w") as stream:
-            stream.write(text)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, file)

@@ -1,30 +1,33 @@
-"""Look-up, victim choice, map update and copy list of one step: what every cache policy shares.
+"""Look-up, victim choice, map update and copy list of one step, in one or two launches.
 
-Words: an id is global, `layer * E + expert`; `num_ids` as an id means "none", and the entry
-`[num_ids]` of slot_of and keys is a sink that fixed-shape writes may hit.
+Equals `runtime.admission` (`distinct`, `admit` with everything admitted, `copy_list`), which is
+the definition; `giving_order.py` holds the choice of slots.
 
-Slots are given out in one order, the *giving order*: empty slots by slot number, then residents
-that the step does not need by (key, id). The definition sorts all slots; the kernel finds the
-first few (`giving_order.py`).
+Words: an id is global, `layer * E + expert`; `num_ids` as an id means "none".
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from residency.runtime.kernels.giving_order import before, bound, collect, extract, giving_rank
+from residency.runtime.kernels.dense import launch_options
+from residency.runtime.kernels.giving_order import dealt_slots, give, write_list
 
-MAX_IDS = 64
+MAX_IDS = 128
 NO_COPY = -1
-_SLOTS_PER_SCAN = 4096
+_MAX_SLOTS = 1 << 16
+# Parts of the kernel that a launch may hold.
+_LIST, _GIVE, _BOTH = 1, 2, 3
 
 
-class Admission(NamedTuple):
+class Admitted(NamedTuple):
     """What a step asked for and what must be copied for it."""
 
     unique: Tensor  # int64 [N] distinct ids ascending, then num_ids
@@ -38,152 +41,126 @@ class Admission(NamedTuple):
         return self.counts[2:3]
 
 
-def admit(
-    ids: Tensor,
-    layer: int,
-    num_experts: int,
-    slot_of: Tensor,
-    id_of: Tensor,
-    keys: Tensor,
-    clock: Tensor | None = None,
-) -> Admission:
-    """Makes every id of the step resident. Mutates slot_of and id_of, with `clock` also keys.
+class Form(NamedTuple):
+    """How an admission is launched; the result is the same."""
 
-    ids int [N] layer-local, repeats allowed; slot_of int32 [num_ids + 1], -1 where absent, its
-    last entry -1; id_of int32 [num_slots], num_ids where empty; keys int64 [num_ids + 1], lowest
-    evicted first. Needs num_slots >= distinct ids. clock int64 [1]: the fused touch of LRU,
-    `keys[unique] = clock` after the victims are chosen.
-    """
-    num_ids, num_slots, num = slot_of.numel() - 1, id_of.numel(), ids.numel()
-    unique = _distinct(ids.long() + layer * num_experts, num_ids)
-    real = unique < num_ids
-    missing = real & (slot_of[unique] < 0)
-    rank = missing.cumsum(0) - 1
-
-    giving = _giving_order(unique, id_of, keys)[:num]
-    slot = giving[rank.clamp(0, num_slots - 1)]
-    victim = torch.where(missing, id_of[slot].long(), num_ids)
-
-    slot_of.scatter_(0, victim, -1)
-    slot_of.scatter_(0, torch.where(missing, unique, num_ids), slot.int())
-    slot_of[num_ids:] = -1
-    held = torch.cat([id_of, id_of.new_empty(1)])
-    held.scatter_(0, torch.where(missing, slot, num_slots), unique.int())
-    id_of.copy_(held[:-1])
-    if clock is not None:
-        keys.scatter_(0, unique, clock.expand(num))
-
-    lookups, misses, evictions = real.sum(), missing.sum(), (victim < num_ids).sum()
-    expert = unique - layer * num_experts
-    return Admission(
-        unique,
-        _compact(expert, missing, rank),
-        _compact(slot, missing, rank),
-        torch.stack([lookups, lookups - misses, misses, evictions]).int(),
-    )
+    # Two launches; two, the second started early; one, in which the programs wait for each other.
+    launches: Literal["two", "early", "one"]
+    list_length: int  # slots to a program, at most 64
+    num_warps: int
 
 
-def _distinct(ids: Tensor, num_ids: int) -> Tensor:
-    ordered = ids.sort().values
-    repeat = torch.zeros_like(ordered, dtype=torch.bool)
-    repeat[1:] = ordered[1:] == ordered[:-1]
-    return torch.where(repeat, num_ids, ordered).sort().values
+DEFAULT_FORM = Form("two", list_length=64, num_warps=4)
 
 
-def _giving_order(unique: Tensor, id_of: Tensor, keys: Tensor) -> Tensor:
-    num_ids = keys.numel() - 1
-    empty = id_of == num_ids
-    needed = torch.zeros_like(keys, dtype=torch.bool).scatter_(0, unique, True)[id_of.long()]
-    rank = torch.where(empty, 0, torch.where(needed, 2, 1))
-    order = id_of.argsort(stable=True)
-    key = torch.where(empty, 0, keys[id_of.long()])
-    order = order[key[order].argsort(stable=True)]
-    return order[rank[order].argsort(stable=True)]
-
-
-def _compact(values: Tensor, kept: Tensor, rank: Tensor) -> Tensor:
-    num = values.numel()
-    out = torch.full((num + 1,), NO_COPY, dtype=torch.int32, device=values.device)
-    out.scatter_(0, torch.where(kept, rank, num), values.int())
-    return out[:num]
-
-
-@triton.jit(do_not_specialize=["num", "base", "num_ids", "num_slots"])
-def _admit_kernel(
-    ids_ptr: tl.tensor, slot_of_ptr: tl.tensor, id_of_ptr: tl.tensor, keys_ptr: tl.tensor,
-    clock_ptr: tl.tensor, unique_ptr: tl.tensor, copy_expert_ptr: tl.tensor,
-    copy_slot_ptr: tl.tensor, counts_ptr: tl.tensor, scratch_ptr: tl.tensor,
-    totals_ptr: tl.tensor, num: tl.tensor,
-    base: tl.tensor, num_ids: tl.tensor, num_slots: tl.tensor, N_PAD: tl.constexpr,
-    LANES: tl.constexpr, COLS: tl.constexpr,
+@triton.jit
+def _write_request(
+    unique_ptr: tl.tensor, copy_expert_ptr: tl.tensor, copy_slot_ptr: tl.tensor,
+    counts_ptr: tl.tensor, totals_ptr: tl.tensor, wanted: tl.tensor, missed: tl.tensor,
+    num: tl.tensor, base: tl.tensor, num_ids: tl.tensor, N_PAD: tl.constexpr,
 ) -> None:  # fmt: skip
+    """Everything that does not depend on the slots that will be given."""
     item = tl.arange(0, N_PAD)
     inside = item < num
-    expert = tl.load(ids_ptr + item, mask=inside, other=0).to(tl.int32)
-    # Lanes past the end count as repeats of the first id.
-    expert = tl.where(inside, expert, tl.load(ids_ptr).to(tl.int32))
-    wanted = base + expert
     earlier = (wanted[None, :] == wanted[:, None]) & (item[None, :] < item[:, None])
-    first = tl.sum(earlier.to(tl.int32), axis=1) == 0
-    resident = tl.load(slot_of_ptr + wanted) >= 0
-    missing = first & ~resident
+    first = (wanted >= 0) & (tl.sum(earlier.to(tl.int32), axis=1) == 0)
+    missing = first & missed
     # One word carries both counts: distinct ids in the low half, missing ones in the high half.
     word = first.to(tl.int32) + (missing.to(tl.int32) << 16)
-    ahead = tl.where(wanted[None, :] < wanted[:, None], word[None, :], 0)
-    ranks = tl.sum(ahead, axis=1)
-    rank = ranks & 0xFFFF
-    miss_rank = ranks >> 16
+    ranks = tl.sum(tl.where(wanted[None, :] < wanted[:, None], word[None, :], 0), axis=1)
+    rank, miss_rank = ranks & 0xFFFF, ranks >> 16
     words = tl.sum(word)
-    distinct = words & 0xFFFF
-    misses = words >> 16
-
+    distinct, misses = words & 0xFFFF, words >> 16
     tl.store(unique_ptr + rank, wanted.to(tl.int64), mask=first)
     tl.store(unique_ptr + item, num_ids.to(tl.int64), mask=inside & (item >= distinct))
-    tl.store(copy_expert_ptr + miss_rank, expert, mask=missing)
+    tl.store(copy_expert_ptr + miss_rank, wanted - base, mask=missing)
     tl.store(copy_expert_ptr + item, -1, mask=inside & (item >= misses))
     tl.store(copy_slot_ptr + item, -1, mask=inside & (item >= misses))
-    tl.store(counts_ptr, distinct)
-    tl.store(counts_ptr + 1, distinct - misses)
-    tl.store(counts_ptr + 2, misses)
-    evictions = 0
-    if misses > 0:
-        key, tie = bound(id_of_ptr, keys_ptr, num_ids, num_slots, distinct, LANES, COLS)
-        found = collect(
-            scratch_ptr, id_of_ptr, keys_ptr, num_ids, num_slots, key, tie, LANES, LANES * COLS
-        )
-        if found > LANES:
-            tl.debug_barrier()
-            found = extract(
-                scratch_ptr, id_of_ptr, keys_ptr, num_ids, num_slots, distinct, LANES * COLS
-            )
-        tl.debug_barrier()
-        lane = tl.arange(0, LANES)
-        slot = tl.load(scratch_ptr + lane, mask=lane < found, other=num_slots)
-        key, tie = giving_rank(slot, id_of_ptr, keys_ptr, num_ids, num_slots)
-        needed = tl.sum((tie[:, None] == wanted[None, :]).to(tl.int32), axis=1) > 0
-        free = (lane < found) & ~needed
-        lower = before(key[None, :], tie[None, :], key[:, None], tie[:, None])
-        place = tl.sum((lower & free[None, :]).to(tl.int32), axis=1)
-        taken = free & (place < misses)
-        match = taken[None, :] & (place[None, :] == miss_rank[:, None])
-        target = tl.sum(tl.where(match, slot[None, :], 0), axis=1)
-        evicted = taken & (tie >= 0)
-        evictions = tl.sum(evicted.to(tl.int32))
-        # All reads of the maps and keys come before any write to them.
-        tl.debug_barrier()
-        tl.store(slot_of_ptr + tie, -1, mask=evicted)
-        tl.store(slot_of_ptr + wanted, target, mask=missing)
-        tl.store(id_of_ptr + target, wanted, mask=missing)
-        tl.store(copy_slot_ptr + miss_rank, target, mask=missing)
-    tl.store(counts_ptr + 3, evictions)
+    which = tl.arange(0, 4)
+    count = tl.where(which == 0, distinct, tl.where(which == 1, distinct - misses, misses))
+    count = tl.where(which == 3, 0, count)  # evictions are added where slots are given
+    tl.store(counts_ptr + which, count)
     if totals_ptr is not None:
-        tl.store(totals_ptr, tl.load(totals_ptr) + distinct)
-        tl.store(totals_ptr + 1, tl.load(totals_ptr + 1) + distinct - misses)
-        tl.store(totals_ptr + 2, tl.load(totals_ptr + 2) + misses)
-        tl.store(totals_ptr + 3, tl.load(totals_ptr + 3) + evictions)
-    if clock_ptr is not None:
-        tl.debug_barrier()
-        tl.store(keys_ptr + wanted, tl.load(clock_ptr), mask=first)
+        total = tl.load(totals_ptr + which)
+        tl.store(totals_ptr + which, total + count, mask=which < 3)
+
+
+@triton.jit
+def _wait_for_all(arrived_ptr: tl.tensor, program: tl.tensor, LISTS: tl.constexpr) -> None:
+    """Until all LISTS + 1 programs are here. Needs all of them to get a multiprocessor.
+
+    The top bit turns once the sum of a round is complete, so the counter is never reset.
+    """
+    tl.debug_barrier()
+    step = tl.where(program == LISTS, 2**31 - LISTS, 1).to(tl.int32)
+    before = tl.atomic_add(arrived_ptr, step, sem="acq_rel")
+    while (tl.atomic_add(arrived_ptr, 0, sem="acquire") ^ before) >= 0:
+        pass
+    tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["num", "base", "num_experts", "num_ids", "num_slots"])
+def _admit_kernel(
+    ids_ptr: tl.tensor, slot_of_ptr: tl.tensor, id_of_ptr: tl.tensor, keys_ptr: tl.tensor,
+    unique_ptr: tl.tensor, copy_expert_ptr: tl.tensor, copy_slot_ptr: tl.tensor,
+    counts_ptr: tl.tensor, totals_ptr: tl.tensor, list_key_ptr: tl.tensor,
+    list_tie_ptr: tl.tensor, list_slot_ptr: tl.tensor, arrived_ptr: tl.tensor, num: tl.tensor,
+    base: tl.tensor, num_experts: tl.tensor, num_ids: tl.tensor, num_slots: tl.tensor,
+    N_PAD: tl.constexpr, LISTS: tl.constexpr, LENGTH: tl.constexpr, FIRST: tl.constexpr,
+    PARTS: tl.constexpr, EARLY: tl.constexpr,
+) -> None:  # fmt: skip
+    program = tl.program_id(0)
+    giving = True
+    if EARLY:
+        if PARTS & 1:
+            gdc_launch_dependents()
+        else:
+            gdc_wait()
+    if PARTS & 1:
+        item = tl.arange(0, N_PAD)
+        expert = tl.load(ids_ptr + item, mask=item < num, other=num_experts).to(tl.int32)
+        wanted = tl.where(expert < num_experts, base + expert, -1)
+        # Asked for before it is known whether anything misses: a second wait would cost more.
+        slot = dealt_slots(program, LISTS, LENGTH)
+        mine = (slot < num_slots) & (program < LISTS)
+        held = tl.load(id_of_ptr + slot, mask=mine, other=0)
+        missed = tl.load(slot_of_ptr + wanted, mask=wanted >= 0, other=0) < 0
+        key = tl.load(keys_ptr + held, mask=mine, other=0)
+        giving = tl.max(missed.to(tl.int32)) > 0
+        if program == LISTS:
+            _write_request(
+                unique_ptr, copy_expert_ptr, copy_slot_ptr, counts_ptr, totals_ptr, wanted,
+                missed, num, base, num_ids, N_PAD,
+            )  # fmt: skip
+        elif giving:
+            write_list(
+                list_key_ptr, list_tie_ptr, list_slot_ptr, slot, held, key, wanted, num_ids,
+                num_slots, program, LISTS, LENGTH,
+            )  # fmt: skip
+    if PARTS & 2:
+        if giving:
+            if PARTS & 1:
+                _wait_for_all(arrived_ptr, program, LISTS)
+            misses = tl.load(counts_ptr + 2)
+            if (misses > 0) & (program < LISTS):
+                total_ptr = None if totals_ptr is None else totals_ptr + 3
+                give(
+                    list_key_ptr, list_tie_ptr, list_slot_ptr, slot_of_ptr, id_of_ptr,
+                    copy_expert_ptr, copy_slot_ptr, counts_ptr + 3, total_ptr, base, misses,
+                    program, LISTS, LENGTH, FIRST,
+                )  # fmt: skip
+
+
+# The meeting point of each pool's programs, by its id_of. Two admissions of one pool may not run
+# at the same time anyway.
+_arrived: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def _meeting_point(id_of: Tensor) -> Tensor | None:
+    """int32 [1], or None while capturing: a graph's own memory would not be zero from the start."""
+    if id_of not in _arrived and not torch.cuda.is_current_stream_capturing():
+        _arrived[id_of] = id_of.new_zeros(1)
+    return _arrived.get(id_of)
 
 
 def launch_admit(
@@ -193,29 +170,40 @@ def launch_admit(
     slot_of: Tensor,
     id_of: Tensor,
     keys: Tensor,
-    clock: Tensor | None = None,
-    num_warps: int | None = None,
     totals: Tensor | None = None,
-) -> Admission:
-    """Triton form of `admit`, one launch of one program; at most MAX_IDS ids.
+    form: Form = DEFAULT_FORM,
+) -> Admitted:
+    """Makes every id of the step resident. Mutates slot_of and id_of, never keys.
 
+    ids int, N layer-local, repeats allowed, num_experts for none; slot_of int32 [num_ids + 1],
+    -1 where absent, its last entry -1; id_of int32 [num_slots], num_ids where empty; keys int64
+    [num_ids + 1], lowest evicted first. Needs num_slots >= distinct ids, at most MAX_IDS ids.
     totals int64 [4], where given, grows by the counts.
     """
-    num = ids.numel()
+    num, num_slots, length = ids.numel(), id_of.numel(), form.list_length
     assert 0 < num <= MAX_IDS, f"{num} ids, at most {MAX_IDS} fit one step"
-    out = Admission(
-        torch.empty_like(ids, dtype=torch.int64),
-        torch.empty_like(ids, dtype=torch.int32),
-        torch.empty_like(ids, dtype=torch.int32),
+    assert num_slots <= _MAX_SLOTS, f"{num_slots} slots, at most {_MAX_SLOTS}"
+    out = Admitted(
+        ids.new_empty(num, dtype=torch.int64),
+        ids.new_empty(num, dtype=torch.int32),
+        ids.new_empty(num, dtype=torch.int32),
         ids.new_empty(4, dtype=torch.int32),
     )
     padded = max(8, triton.next_power_of_2(num))
-    lanes = min(4 * padded, 2 * MAX_IDS)
-    scan = min(_SLOTS_PER_SCAN, max(lanes, triton.next_power_of_2(id_of.numel())))
-    _admit_kernel[(1,)](
-        ids, slot_of, id_of, keys, clock, *out, ids.new_empty(lanes, dtype=torch.int32),
-        totals, num, layer * num_experts, slot_of.numel() - 1, id_of.numel(),
-        N_PAD=padded, LANES=lanes, COLS=scan // lanes,
-        num_warps=num_warps or (16 if padded > 16 else 8),
-    )  # fmt: skip
+    lists = triton.cdiv(num_slots, length)
+    # Few slots to rank, yet a list with that many of the first N slots must be very unlikely.
+    first = min(length, max(4, triton.next_power_of_2(triton.cdiv(8 * padded, lists))))
+    list_keys = keys.new_empty(lists * length)
+    list_ties, list_slots = id_of.new_empty(2, lists * length)
+    # A CPU runs programs one after the other, so they cannot wait for each other.
+    arrived = _meeting_point(id_of) if form.launches == "one" and id_of.is_cuda else None
+    early = form.launches == "early" and id_of.is_cuda
+    for parts in (_LIST, _GIVE) if arrived is None else (_BOTH,):
+        # One program more than lists: it writes what concerns the request alone.
+        _admit_kernel[(lists if parts == _GIVE else lists + 1,)](
+            ids, slot_of, id_of, keys, *out, totals, list_keys, list_ties, list_slots, arrived,
+            num, layer * num_experts, num_experts, slot_of.numel() - 1, num_slots,
+            N_PAD=padded, LISTS=lists, LENGTH=length, FIRST=first, PARTS=parts,
+            EARLY=early, num_warps=form.num_warps, **launch_options(early and parts == _GIVE),
+        )  # fmt: skip
     return out

@@ -93,7 +93,7 @@ def attend_one(
     length = int(position)
     q = q.view(batch, cache.num_heads, -1, dim).float()
     scores = q @ cache.keys[:, :, :length].float().mT * dim**-0.5
-    out = scores.softmax(-1) @ cache.values[:, :, :length].float()
+    out: Tensor = scores.softmax(-1) @ cache.values[:, :, :length].float()
     return out.reshape(batch, num_heads * dim).to(qkv_BW.dtype)
 
 

@@ -1,12 +1,15 @@
-"""Finds the first slots of the giving order without sorting all of them.
+"""Finds the first slots of the giving order without sorting all of them, spread over programs.
 
-The order of slots is by (key, tie): empty slots first, residents by key and id. Slots are dealt
-over LANES lanes, and the d-th smallest of the lanes' minima bounds the d first slots from above.
-What lies under that bound is little more than d slots unless low keys crowd into few lanes; the
-caller compares those pairwise, and falls back to `extract` where they are more than LANES.
+The order is by (key, tie): empty slots first, then residents by key and id; slots whose resident
+the step needs are dead and come last. Two stages, with every program done with the first before
+any begins the second:
 
-Of the d first slots (d distinct ids of the step) at most `hits` hold an id that the step needs,
-so the `misses` slots to give are among them, whatever is protected.
+1. `write_list`: the slots are dealt over LISTS programs, LENGTH to each, and each sorts its own by
+   comparing all pairs. So every slot and key is read once, by many multiprocessors at a time.
+2. `give`: each program ranks the FIRST slots of its own list among the FIRST of all lists, and
+   gives away those that rank below the number of misses. That is exact unless the low keys crowd
+   into one list: where a list is cut before a slot that is to be given, the rank of that slot may
+   be too low, and the program ranks its whole list among all whole lists instead.
 """
 
 import triton
@@ -14,103 +17,115 @@ import triton.language as tl
 
 _FIRST_KEY = tl.constexpr(-(2**63))
 _LAST_KEY = tl.constexpr(2**63 - 1)
-_FIRST_TIE = tl.constexpr(-(2**31))
-_LAST_TIE = tl.constexpr(2**31 - 1)
+_DEAD_TIE = tl.constexpr(2**31 - 1 - 64)  # no id reaches it; a list has at most 64 dead slots
+_CHUNK = tl.constexpr(512)
+_CUT = tl.constexpr(1 << 20)  # above every rank
 
 
 @triton.jit
-def giving_rank(
-    slot: tl.tensor, id_of_ptr: tl.tensor, keys_ptr: tl.tensor, num_ids: tl.tensor,
-    num_slots: tl.tensor,
-) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """(key, tie) of slots, needed or not: empty ones first, slots past the end last."""
-    inside = slot < num_slots
-    held = tl.load(id_of_ptr + slot, mask=inside, other=0)
-    key = tl.load(keys_ptr + held, mask=inside, other=_LAST_KEY)
-    empty = held == num_ids
-    # A negative tie sets empty slots before a resident whose key is also the least int64.
-    key = tl.where(inside & empty, _FIRST_KEY, key)
-    tie = tl.where(empty, slot - num_slots, held)
-    return key, tl.where(inside, tie, _LAST_TIE)
-
-
-@triton.jit
-def before(key_a: tl.tensor, tie_a: tl.tensor, key_b: tl.tensor, tie_b: tl.tensor) -> tl.tensor:
+def _before(key_a: tl.tensor, tie_a: tl.tensor, key_b: tl.tensor, tie_b: tl.tensor) -> tl.tensor:
     return (key_a < key_b) | ((key_a == key_b) & (tie_a < tie_b))
 
 
 @triton.jit
-def _least(key: tl.tensor, tie: tl.tensor, axis: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    least = tl.min(key, axis=axis)
-    bound = least if axis is None else tl.expand_dims(least, axis)
-    return least, tl.min(tl.where(key == bound, tie, _LAST_TIE), axis=axis)
+def dealt_slots(program: tl.tensor, LISTS: tl.constexpr, LENGTH: tl.constexpr) -> tl.tensor:
+    """The slots of a list: one of each row of LISTS slots.
+
+    Rows are turned against each other, so that neither neighbours nor slots an even stride apart,
+    which a policy may well have filled together, meet in one list.
+    """
+    row = tl.arange(0, LENGTH)
+    return row * LISTS + (program + row) % LISTS
 
 
 @triton.jit
-def bound(
-    id_of_ptr: tl.tensor, keys_ptr: tl.tensor, num_ids: tl.tensor, num_slots: tl.tensor,
-    num: tl.tensor, LANES: tl.constexpr, COLS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """The num-th smallest (key, tie) among the lanes' minima."""
-    lane = tl.arange(0, LANES)
-    column = tl.arange(0, COLS)
-    key = tl.full((LANES,), _LAST_KEY, tl.int64)
-    tie = tl.full((LANES,), _LAST_TIE, tl.int32)
-    for begin in range(0, num_slots, LANES * COLS):
-        slot = begin + column[:, None] * LANES + lane[None, :]
-        keys, ties = giving_rank(slot, id_of_ptr, keys_ptr, num_ids, num_slots)
-        least, least_tie = _least(keys, ties, 0)
-        better = before(least, least_tie, key, tie)
-        key = tl.where(better, least, key)
-        tie = tl.where(better, least_tie, tie)
-    ahead = before(key[None, :], tie[None, :], key[:, None], tie[:, None])
-    chosen = tl.sum(ahead.to(tl.int32), axis=1) == num - 1
-    return tl.sum(tl.where(chosen, key, 0)), tl.sum(tl.where(chosen, tie, 0))
+def write_list(
+    list_key_ptr: tl.tensor, list_tie_ptr: tl.tensor, list_slot_ptr: tl.tensor, slot: tl.tensor,
+    held: tl.tensor, key: tl.tensor, wanted: tl.tensor, num_ids: tl.tensor, num_slots: tl.tensor,
+    program: tl.tensor, LISTS: tl.constexpr, LENGTH: tl.constexpr,
+) -> None:  # fmt: skip
+    """Sorts a program's slots and writes them; place p of all lists lies together, at p * LISTS.
+
+    held and key [LENGTH] are what the slots hold; wanted [N] has negative ids for none.
+    """
+    needed = tl.sum((held[:, None] == wanted[None, :]).to(tl.int32), axis=1) > 0
+    dead = needed | (slot >= num_slots)
+    empty = held == num_ids
+    # A negative tie sets empty slots before a resident whose key is also the least int64.
+    key = tl.where(dead, _LAST_KEY, tl.where(empty, _FIRST_KEY, key))
+    tie = tl.where(empty, slot - num_slots, held)
+    # Dead slots differ in tie too, so that every slot has its own place.
+    tie = tl.where(dead, _DEAD_TIE + tl.arange(0, LENGTH), tie)
+    lower = _before(key[None, :], tie[None, :], key[:, None], tie[:, None])
+    at = tl.sum(lower.to(tl.int32), axis=1) * LISTS + program
+    tl.store(list_key_ptr + at, key)
+    tl.store(list_tie_ptr + at, tie)
+    tl.store(list_slot_ptr + at, slot)
 
 
 @triton.jit
-def collect(
-    scratch_ptr: tl.tensor, id_of_ptr: tl.tensor, keys_ptr: tl.tensor, num_ids: tl.tensor,
-    num_slots: tl.tensor, bound_key: tl.tensor, bound_tie: tl.tensor, LANES: tl.constexpr,
-    SCAN: tl.constexpr,
+def _give_first(
+    list_key_ptr: tl.tensor, list_tie_ptr: tl.tensor, list_slot_ptr: tl.tensor,
+    slot_of_ptr: tl.tensor, id_of_ptr: tl.tensor, copy_expert_ptr: tl.tensor,
+    copy_slot_ptr: tl.tensor, evictions_ptr: tl.tensor, total_ptr: tl.tensor, base: tl.tensor,
+    misses: tl.tensor, program: tl.tensor, LISTS: tl.constexpr, FIRST: tl.constexpr,
+    CUT: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Writes the slots up to the bound to scratch, at most LANES; returns how many there are."""
-    count = 0
-    for begin in range(0, num_slots, SCAN):
-        slot = begin + tl.arange(0, SCAN)
-        key, tie = giving_rank(slot, id_of_ptr, keys_ptr, num_ids, num_slots)
-        under = ((slot < num_slots) & ~before(bound_key, bound_tie, key, tie)).to(tl.int32)
-        place = count + tl.cumsum(under, 0) - under
-        tl.store(scratch_ptr + place, slot, mask=(under > 0) & (place < LANES))
-        count += tl.sum(under)
-    return count
+    """Gives away, or returns 1 with nothing done where lists cut at FIRST do not suffice."""
+    place = tl.arange(0, FIRST)
+    at = place * LISTS + program
+    key = tl.load(list_key_ptr + at)
+    tie = tl.load(list_tie_ptr + at)
+    slot = tl.load(list_slot_ptr + at)
+    rank = tl.zeros((FIRST,), tl.int32)
+    if CUT:
+        rank += tl.where(place == FIRST - 1, _CUT, 0)
+    for begin in range(0, FIRST * LISTS, _CHUNK):
+        other = begin + tl.arange(0, _CHUNK)
+        inside = other < FIRST * LISTS
+        other_key = tl.load(list_key_ptr + other, mask=inside, other=_LAST_KEY)
+        other_tie = tl.load(list_tie_ptr + other, mask=inside, other=_DEAD_TIE)
+        lower = _before(other_key[None, :], other_tie[None, :], key[:, None], tie[:, None])
+        if CUT:
+            # A list whose last place is reached may go on below this slot: one sum tells both.
+            weight = tl.where(other >= (FIRST - 1) * LISTS, 1 + _CUT, 1)
+            rank += tl.sum(tl.where(lower, weight[None, :], 0), axis=1)
+        else:
+            rank += tl.sum(lower.to(tl.int32), axis=1)
+    given = (rank % _CUT < misses) & (tie < _DEAD_TIE)
+    crowded = tl.max((given & (rank >= _CUT)).to(tl.int32)) if CUT else 0
+    given = given & (crowded == 0)
+    expert = tl.load(copy_expert_ptr + rank, mask=given, other=0)
+    evicted = given & (tie >= 0)
+    tl.store(slot_of_ptr + tie, -1, mask=evicted)
+    tl.store(slot_of_ptr + base + expert, slot, mask=given)
+    tl.store(id_of_ptr + slot, base + expert, mask=given)
+    tl.store(copy_slot_ptr + rank, slot, mask=given)
+    evictions = tl.sum(evicted.to(tl.int32))
+    tl.atomic_add(evictions_ptr, evictions, mask=evictions > 0, sem="relaxed")
+    if total_ptr is not None:
+        tl.atomic_add(total_ptr, evictions.to(tl.int64), mask=evictions > 0, sem="relaxed")
+    return crowded
 
 
 @triton.jit
-def extract(
-    scratch_ptr: tl.tensor, id_of_ptr: tl.tensor, keys_ptr: tl.tensor, num_ids: tl.tensor,
-    num_slots: tl.tensor, num: tl.tensor, SCAN: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Writes the num first slots to scratch, one pass over all slots for each."""
-    last_key = tl.full((), _FIRST_KEY, tl.int64)
-    last_tie = tl.full((), _FIRST_TIE, tl.int32)
-    for i in range(0, num):
-        next_key = tl.full((), _LAST_KEY, tl.int64)
-        next_tie = tl.full((), _LAST_TIE, tl.int32)
-        next_slot = tl.full((), 0, tl.int32)
-        for begin in range(0, num_slots, SCAN):
-            slot = begin + tl.arange(0, SCAN)
-            key, tie = giving_rank(slot, id_of_ptr, keys_ptr, num_ids, num_slots)
-            later = before(last_key, last_tie, key, tie)
-            key = tl.where(later, key, _LAST_KEY)
-            tie = tl.where(later, tie, _LAST_TIE)
-            least, least_tie = _least(key, tie, None)
-            at = tl.max(tl.where((key == least) & (tie == least_tie), slot, 0))
-            better = before(least, least_tie, next_key, next_tie)
-            next_key = tl.where(better, least, next_key)
-            next_tie = tl.where(better, least_tie, next_tie)
-            next_slot = tl.where(better, at, next_slot)
-        tl.store(scratch_ptr + i, next_slot)
-        last_key = next_key
-        last_tie = next_tie
-    return num
+def give(
+    list_key_ptr: tl.tensor, list_tie_ptr: tl.tensor, list_slot_ptr: tl.tensor,
+    slot_of_ptr: tl.tensor, id_of_ptr: tl.tensor, copy_expert_ptr: tl.tensor,
+    copy_slot_ptr: tl.tensor, evictions_ptr: tl.tensor, total_ptr: tl.tensor, base: tl.tensor,
+    misses: tl.tensor, program: tl.tensor, LISTS: tl.constexpr, LENGTH: tl.constexpr,
+    FIRST: tl.constexpr,
+) -> None:  # fmt: skip
+    """The j-th slot of the giving order goes to the j-th missing expert, j < misses."""
+    crowded = _give_first(
+        list_key_ptr, list_tie_ptr, list_slot_ptr, slot_of_ptr, id_of_ptr, copy_expert_ptr,
+        copy_slot_ptr, evictions_ptr, total_ptr, base, misses, program, LISTS, FIRST,
+        FIRST < LENGTH,
+    )  # fmt: skip
+    if FIRST < LENGTH:
+        if crowded > 0:
+            _give_first(
+                list_key_ptr, list_tie_ptr, list_slot_ptr, slot_of_ptr, id_of_ptr,
+                copy_expert_ptr, copy_slot_ptr, evictions_ptr, total_ptr, base, misses, program,
+                LISTS, LENGTH, False,
+            )  # fmt: skip

@@ -12,7 +12,7 @@ from residency.runtime.models.made_up import MadeUp
 
 
 class GptOss20b(MadeUp):
-    """An expert is 49.8 MB in bfloat16, all of them 38 GB. Windowed and full attention alternate."""
+    """An expert is 49.8 MB in bfloat16, all are 38 GB. Windowed and full attention alternate."""
 
     model_type: ClassVar[str] = "gpt_oss"
     sizes: ClassVar[Mapping[str, Any]] = {

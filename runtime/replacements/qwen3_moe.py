@@ -221,8 +221,8 @@ def _join(projections: list[Any]) -> Tensor:
     return joined
 
 
-def _entry(cache: Any, index: int, like: Tensor, batch: int, attention: Any) -> StaticLayer:
-    entry = cache.layers[index] if cache is not None else None
+def _entry(cache: Any, index: int, like: Tensor, batch: int, attention: Any) -> Any:
+    entry: Any = cache.layers[index] if cache is not None else None
     if type(entry) is not StaticLayer:
         raise TypeError(
             f"a replaced Qwen3MoeDecoderLayer needs a StaticCache, not {type(cache).__name__} "

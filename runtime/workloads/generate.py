@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from residency.policies.base import Capability, Conflict, Need, Part
+from residency.policies.base import Capability, Conflict, Need
 from residency.runtime.engine import Engine
 from residency.runtime.report import Report
 from residency.runtime.sampling import Sampling
+from residency.runtime.workloads.base import Workload
 
 
-class Generate(Part):
+class Generate(Workload):
     """One prompt, one continuation."""
 
     @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +35,6 @@ class Generate(Part):
         stop_tokens: list[int] = field(default_factory=list)
         ignore_eos: bool = False
 
-    group: ClassVar[str] = "workload"
     needs: ClassVar[tuple[Need, ...]] = (
         Need(
             Capability.READS_TEXT,
@@ -59,13 +59,13 @@ class Generate(Part):
             )
             yield Conflict((key,), reason, "workload.max_new_tokens=128")
 
-    def run(self, engine: Engine, on_text: Callable[[str], None] | None = None) -> Report:
-        """Generate on `engine`. Raises WorkloadError for a prompt it cannot serve."""
+    def run(self, engine: Engine, told: Callable[[str], None] | None = None) -> Report:
+        """Generate on `engine`; `told` gets the text piece by piece. Raises WorkloadError."""
         return engine.generate(
             self.config.prompt,
             max_new_tokens=self.config.max_new_tokens,
             sampling=self.sampling,
             stop_tokens=self.config.stop_tokens,
             ignore_eos=self.config.ignore_eos,
-            on_text=on_text,
+            on_text=told,
         )

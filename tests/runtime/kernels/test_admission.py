@@ -1,4 +1,4 @@
-"""Oracle, torch definition and kernel agree on every step of random pools."""
+"""Oracle, the runtime's definition and the kernel agree on every step of random pools."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from residency.runtime.kernels.admission import NO_COPY, Admission, admit, launch_admit
+from residency.policies.step import IdSpace
+from residency.runtime.admission import admit, copy_list, distinct
+from residency.runtime.kernels.admission import MAX_IDS, NO_COPY, launch_admit
 
-FORMS = {"definition": admit, "kernel": launch_admit}
+FORMS = ["definition", "kernel"]
 KEY_RANGES = {
     "ties": (0, 2),
     "clock": (0, 10_000),
@@ -21,7 +23,7 @@ KEY_RANGES = {
 
 
 @dataclass
-class OracleResult:
+class Result:
     """Lists without padding."""
 
     unique: list[int]
@@ -44,8 +46,8 @@ class OraclePool:
     def __post_init__(self) -> None:
         self.slot_of = {i: slot for slot, i in enumerate(self.held) if i is not None}
 
-    def admit(self, ids: list[int], layer: int, clock: int | None = None) -> OracleResult:
-        unique = sorted({layer * self.num_experts + expert for expert in ids})
+    def admit(self, experts: list[int], layer: int) -> Result:
+        unique = sorted({layer * self.num_experts + e for e in experts if e < self.num_experts})
         misses = [i for i in unique if i not in self.slot_of]
         places = [slot for slot, i in enumerate(self.held) if i is None]
         evictable = [i for i in self.slot_of if i not in unique]
@@ -58,11 +60,8 @@ class OraclePool:
             self.slot_of[missing] = slot
             self.held[slot] = missing
             copies.append((missing - layer * self.num_experts, slot))
-        if clock is not None:
-            for i in unique:
-                self.keys[i] = clock
         counts = [len(unique), len(unique) - len(misses), len(misses), num_evictions]
-        return OracleResult(unique, copies, counts)
+        return Result(unique, copies, counts)
 
 
 class TensorPool:
@@ -72,33 +71,53 @@ class TensorPool:
         num_ids = len(oracle.keys) - 1
         held = [num_ids if i is None else i for i in oracle.held]
         slot_of = [oracle.slot_of.get(i, -1) for i in range(num_ids)] + [-1]
-        self.num_experts = oracle.num_experts
+        self.space = IdSpace(num_ids // oracle.num_experts, oracle.num_experts, top_k=1)
         self.id_of = torch.tensor(held, dtype=torch.int32, device=device)
         self.slot_of = torch.tensor(slot_of, dtype=torch.int32, device=device)
         self.keys = torch.tensor(oracle.keys, dtype=torch.int64, device=device)
+        self.totals = torch.zeros(4, dtype=torch.int64, device=device)
 
-    def admit(self, form: str, ids: list[int], layer: int, clock: int | None) -> Admission:
-        device, int64 = self.keys.device, torch.int64
-        given_ids = torch.tensor(ids, dtype=random.choice([torch.int32, int64]), device=device)
-        now = None if clock is None else torch.tensor([clock], dtype=int64, device=device)
-        return FORMS[form](
-            given_ids, layer, self.num_experts, self.slot_of, self.id_of, self.keys, now
-        )
+    def admit(self, form: str, experts: list[int], layer: int) -> Result:
+        ids = torch.tensor(experts, device=self.keys.device)
+        if random.random() < 0.5:
+            ids = ids.int()
+        if form == "definition":
+            unique = distinct(ids, layer, self.space)
+            admission = admit(unique, self.slot_of, self.id_of, self.keys, None)
+            copies = copy_list(admission, layer, self.space)
+            counts = admission.counts
+            self.totals += counts
+            copy_expert, copy_slot, num_copies = copies
+        else:
+            unique, copy_expert, copy_slot, counts = admitted = launch_admit(
+                ids, layer, self.space.num_experts, self.slot_of, self.id_of, self.keys,
+                totals=self.totals,
+            )  # fmt: skip
+            num_copies = admitted.num_copies
+            pads = [NO_COPY] * (len(experts) - int(num_copies))
+            assert copy_expert[int(num_copies) :].tolist() == pads
+            assert copy_slot[int(num_copies) :].tolist() == pads
+        real = int(counts[0])
+        assert unique[real:].eq(self.space.sink).all()
+        copied = [copy_expert[: int(num_copies)].tolist(), copy_slot[: int(num_copies)].tolist()]
+        return Result(unique[:real].tolist(), list(zip(*copied, strict=True)), counts.tolist())
 
 
-def _assert_same(pool: TensorPool, got: Admission, oracle: OraclePool, want: OracleResult) -> None:
-    num_ids, num = len(oracle.keys) - 1, got.unique.numel()
-    misses = len(want.copies)
-    pads = [NO_COPY] * (num - misses)
-    assert got.counts.tolist() == want.counts
-    assert got.num_copies.tolist() == [misses]
-    assert got.unique.tolist() == want.unique + [num_ids] * (num - len(want.unique))
-    assert got.copy_expert.tolist() == [expert for expert, _ in want.copies] + pads
-    assert got.copy_slot.tolist() == [slot for _, slot in want.copies] + pads
-    fresh = TensorPool(oracle, pool.keys.device)
-    assert pool.id_of.tolist() == fresh.id_of.tolist()
-    assert pool.slot_of.tolist() == fresh.slot_of.tolist()
-    assert pool.keys[:-1].tolist() == fresh.keys[:-1].tolist()
+Step = tuple[list[int], int]  # experts, layer
+
+
+def _replay(form: str, oracle: OraclePool, steps: list[Step], device: torch.device) -> None:
+    pool = TensorPool(oracle, device)
+    keys, totals = pool.keys.clone(), torch.zeros(4, dtype=torch.int64)
+    for experts, layer in steps:
+        want = oracle.admit(experts, layer)
+        assert pool.admit(form, experts, layer) == want
+        fresh = TensorPool(oracle, device)
+        assert torch.equal(pool.id_of, fresh.id_of)
+        assert torch.equal(pool.slot_of, fresh.slot_of)
+        totals += torch.tensor(want.counts)
+    assert torch.equal(pool.keys, keys)
+    assert torch.equal(pool.totals.cpu(), totals)
 
 
 def _random_pool(
@@ -113,16 +132,6 @@ def _random_pool(
     return OraclePool(held, [rng.randint(low, high) for _ in range(num_ids + 1)], experts)
 
 
-Step = tuple[list[int], int, int | None]  # ids, layer, clock
-
-
-def _replay(form: str, oracle: OraclePool, steps: list[Step], device: torch.device) -> None:
-    pool = TensorPool(oracle, device)
-    for ids, layer, clock in steps:
-        want = oracle.admit(ids, layer, clock)
-        _assert_same(pool, pool.admit(form, ids, layer, clock), oracle, want)
-
-
 @pytest.mark.parametrize("form", FORMS)
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -132,29 +141,49 @@ def test_random_steps(form: str, data: st.DataObject, device: torch.device) -> N
     rng = random.Random(data.draw(st.integers(0, 2**32)))
     experts = data.draw(st.integers(1, 40))
     layers = data.draw(st.integers(1, 3))
-    num = data.draw(st.integers(1, 64))
+    num = data.draw(st.integers(1, MAX_IDS))
     slots = data.draw(st.integers(min(num, experts), 150))
     oracle = _random_pool(
         rng, layers, experts, slots, data.draw(st.sampled_from(sorted(KEY_RANGES)))
     )
+    none = data.draw(st.booleans())  # experts as an id stands for none
     steps = [
-        ([rng.randrange(experts) for _ in range(num)], rng.randrange(layers), clock)
-        for clock in rng.choices([None, 20_000, 20_001], k=3)
+        ([rng.randrange(experts + none) for _ in range(num)], rng.randrange(layers))
+        for _ in range(3)
     ]
     _replay(form, oracle, steps, device)
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("num", [8, 64])
-def test_low_keys_in_one_lane_take_the_slow_path(form: str, num: int, device: torch.device) -> None:
-    slots, experts, stride = 1024, 128, min(4 * max(8, num), 128)
+@pytest.mark.parametrize("num", [8, 64, 128])
+@pytest.mark.parametrize("stride", [1, 16, 15, 128])
+def test_low_keys_a_stride_apart(form: str, num: int, stride: int, device: torch.device) -> None:
+    """1,024 slots make 16 lists; neighbours in a list are 17 apart, or 1 where the row turns."""
+    slots, experts = 1024, 128
     held: list[int | None] = [experts + slot for slot in range(slots)]
     keys = [1000] * (experts + slots + 1)
-    for slot in range(0, slots, stride):
-        for lane in range(num // 3):
-            keys[experts + slot + lane] = slot
+    keys[experts : experts + slots] = range(1000, 1000 + slots)
+    for place in range(60):
+        keys[experts + 3 + place * stride % slots] = -place
     oracle = OraclePool(held, keys, experts)
-    _replay(form, oracle, [(list(range(num)), 0, None), (list(range(num)), 0, None)], device)
+    _replay(form, oracle, [(list(range(num)), 0), (list(range(num)), 0)], device)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("empty", [False, True])
+def test_low_slots_in_one_list(form: str, empty: bool, device: torch.device) -> None:
+    """More slots of one list go than are ranked at first."""
+    slots, lists, experts = 1024, 16, 128
+    held: list[int | None] = [experts + slot for slot in range(slots)]
+    keys = [0] * (experts + slots + 1)
+    for row in range(slots // lists):
+        slot = row * lists + (5 + row) % lists
+        keys[experts + slot] = -1 - row
+        if empty:
+            held[slot] = None
+    oracle = OraclePool(held, keys, experts)
+    steps = [(list(range(first, first + num)), 0) for first, num in [(0, 8), (4, 40), (0, 128)]]
+    _replay(form, oracle, steps, device)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -162,30 +191,30 @@ def test_low_keys_in_one_lane_take_the_slow_path(form: str, num: int, device: to
 def test_many_slots(form: str, slots: int, device: torch.device) -> None:
     rng = random.Random(slots)
     oracle = _random_pool(rng, 48, 128, slots, "ties")
-    steps = [
-        ([rng.randrange(128) for _ in range(64)], rng.randrange(48), clock)
-        for clock in range(10, 14)
-    ]
+    steps = [([rng.randrange(128) for _ in range(64)], rng.randrange(48)) for _ in range(3)]
     _replay(form, oracle, steps, device)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_needed_residents_stay_although_lowest(form: str, device: torch.device) -> None:
     oracle = OraclePool([0, 1, 2, 3], [0, 1, 2, 3, 9, 9, 9], 6)
-    pool = TensorPool(oracle, device)
-    got = pool.admit(form, [0, 5, 1, 4, 5], 0, None)
-    assert got.copy_expert.tolist()[:2] == [4, 5]
-    assert got.copy_slot.tolist()[:2] == [2, 3]
-    assert got.counts.tolist() == [4, 2, 2, 2]
+    got = TensorPool(oracle, device).admit(form, [0, 5, 1, 4, 5], 0)
+    assert got == Result([0, 1, 4, 5], [(4, 2), (5, 3)], [4, 2, 2, 2])
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_empty_slot_goes_before_the_least_key(form: str, device: torch.device) -> None:
     oracle = OraclePool([0, None, 1, None], [-(2**63)] * 7, 6)
-    _replay(form, oracle, [([5, 4, 3], 0, None)], device)
+    _replay(form, oracle, [([5, 4, 3], 0)], device)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_greatest_key_may_go(form: str, device: torch.device) -> None:
+    oracle = OraclePool([0, 3, 1], [2**63 - 1] * 7, 6)
+    _replay(form, oracle, [([5, 4, 3], 0)], device)
 
 
 def test_too_many_ids_are_refused(device: torch.device) -> None:
-    pool = TensorPool(OraclePool([None] * 100, [0] * 101, 100), device)
-    with pytest.raises(AssertionError, match="65 ids"):
-        pool.admit("kernel", list(range(65)), 0, None)
+    pool = TensorPool(OraclePool([None] * 200, [0] * 201, 200), device)
+    with pytest.raises(AssertionError, match="129 ids"):
+        pool.admit("kernel", list(range(129)), 0)

@@ -1,0 +1,1 @@
+"""The bench: times of one combination, beside the limits that the machine sets."""

@@ -1,0 +1,96 @@
+"""Timed prompts and decodes on an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from residency.runtime.bench.samples import Sample, Samples
+from residency.runtime.engine import Engine
+from residency.runtime.report import Report
+
+COLD, WARM = "cold", "warm"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is run. pool: cold, slots are emptied before each prompt, or warm, a decode fills them.
+
+    A decode is decode_tokens steps behind a prompt of decode_context tokens.
+    """
+
+    lengths: tuple[int, ...]
+    decode_tokens: int
+    decode_context: int
+    repeats: int
+    warmups: int
+    pool: str
+    seed: int
+
+    @property
+    def context(self) -> int:
+        """Tokens that the longest run needs room for."""
+        return max(max(self.lengths) + 1, self.decode_context + 1 + self.decode_tokens)
+
+
+class Meter:
+    """Runs a plan's prompts, all of random tokens and no two alike."""
+
+    def __init__(self, engine: Engine, plan: Plan) -> None:
+        self.engine = engine
+        self.plan = plan
+        self._generator = torch.Generator().manual_seed(plan.seed)
+        self._vocabulary = int(engine.model.config.get_text_config().vocab_size)
+
+    def decode(self) -> Samples:
+        """Decodes one after another, each in the slots that the one before left.
+
+        Run before long prompts: decode attends over the whole capacity of the sequence.
+        """
+        runs = [self._decode() for _ in range(self.plan.warmups + self.plan.repeats)]
+        return Samples(self.plan.decode_tokens, tuple(runs[self.plan.warmups :]))
+
+    def prefills(self, told: Callable[[Samples], None]) -> Iterator[Samples]:
+        """Prompts of each length, shortest first, each behind what `plan.pool` asks for."""
+        before = self.engine.runtime.forget if self.plan.pool == COLD else self._decode
+        for length in sorted(self.plan.lengths):
+            samples = self._prefill(length, before)
+            told(samples)
+            yield samples
+
+    def resident_prefill(self, length: int) -> Samples:
+        """Prompts whose experts are all in slots already."""
+        return self._prefill(length, lambda: None)
+
+    def _prefill(self, length: int, before: Callable[[], object]) -> Samples:
+        runs = []
+        for _ in range(self.plan.warmups + self.plan.repeats):
+            before()
+            runs.append(Sample.prefill(*self._timed(length)))
+        return Samples(length, tuple(runs[self.plan.warmups :]))
+
+    def _timed(self, length: int) -> tuple[Report, float | None]:
+        """A prompt to its first token, and its time by CUDA events."""
+        prompt = self.prompt(length)
+        if self.engine.device.type != "cuda":
+            return self.engine.generate(prompt, max_new_tokens=1, ignore_eos=True), None
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        report = self.engine.generate(
+            prompt, max_new_tokens=1, ignore_eos=True, on_logits=lambda _: end.record()
+        )
+        end.synchronize()
+        return report, begin.elapsed_time(end) / 1e3
+
+    def _decode(self) -> Sample:
+        prompt = self.prompt(self.plan.decode_context)
+        new = self.plan.decode_tokens + 1  # the first is prefill's
+        return Sample.decode(self.engine.generate(prompt, max_new_tokens=new, ignore_eos=True))
+
+    def prompt(self, length: int) -> list[int]:
+        ids: list[int] = torch.randint(
+            self._vocabulary, (length,), generator=self._generator
+        ).tolist()
+        return ids

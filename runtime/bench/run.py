@@ -1,0 +1,75 @@
+"""Measures one engine: decode, prompts, and the limits of the machine, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from residency.runtime.bench.limits import Floor, LinkRate, Resident, link_rate, resident
+from residency.runtime.bench.measure import Meter, Plan
+from residency.runtime.bench.report import BenchReport, Decode, Point
+from residency.runtime.bench.samples import Samples
+from residency.runtime.engine import Engine
+from residency.runtime.environment import environment
+
+COPY_REPEATS = 5
+
+
+def measure(engine: Engine, plan: Plan, told: Callable[[str], None]) -> BenchReport:
+    """`told` hears a line of each thing measured."""
+    runtime_plan, policies = engine.runtime.plan, engine.policies
+    link = link_rate(engine, COPY_REPEATS)
+    told(f"link: {link.rate.median / 1e9:.1f} GB/s")
+    meter = Meter(engine, plan)
+    decode = meter.decode()
+    told(f"decode: {decode.per_token.median * 1e3:.2f} ms a token")
+    prefill = tuple(meter.prefills(lambda samples: told(_line(samples))))
+    told("all resident")
+    compute = resident(engine, meter)
+    judge = _Judge(engine, link, compute)
+    return BenchReport(
+        title=f"cache={policies.cache.name} prefill={policies.prefill.name} "
+        f"decode={policies.decode.name}, {runtime_plan.num_slots} slots, {plan.pool} pool",
+        made_up=engine.made_up,
+        plan=plan,
+        prefill=tuple(judge.point(samples) for samples in prefill),
+        decode=judge.decode(decode),
+        link=link,
+        resident=compute,
+        whole_stream_s=runtime_plan.bank_bytes / link.rate.median,
+        memory=runtime_plan.as_dict(),
+        environment=environment(engine.device),
+        notes=list(engine.notes),
+    )
+
+
+class _Judge:
+    """Puts the floor beside each measurement."""
+
+    def __init__(self, engine: Engine, link: LinkRate, compute: Resident) -> None:
+        self._policies = engine.policies
+        self._rate = link.rate.median
+        self._compute = compute
+        plan = engine.runtime.plan
+        self._group_s = plan.group_size * plan.row_bytes / self._rate
+
+    def point(self, samples: Samples) -> Point:
+        """Whether a prompt of several chunks waits is judged by its first chunk."""
+        mode = self._policies.prefill
+        waits = mode.waits_for_router(min(samples.tokens, mode.config.chunk_tokens))
+        compute_s = self._compute.compute_s(samples.tokens)
+        if compute_s is None:
+            return Point(samples, waits, None)
+        link_s = samples.link_bytes / self._rate
+        return Point(samples, waits, Floor.of(link_s, compute_s, self._group_s, waits))
+
+    def decode(self, samples: Samples) -> Decode:
+        """A decode step always waits for its router."""
+        compute_s = self._compute.decode_s
+        if compute_s is None or self._policies.decode.computes_on_host:
+            return Decode(samples, None)
+        link_s = samples.link_bytes / samples.tokens / self._rate
+        return Decode(samples, Floor.of(link_s, compute_s, self._group_s, waits=True))
+
+
+def _line(samples: Samples) -> str:
+    return f"{samples.tokens} tokens: TTFT {samples.seconds.median * 1e3:.1f} ms"

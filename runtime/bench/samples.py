@@ -1,0 +1,112 @@
+"""What one timed run gave, and what several runs give together."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from residency.runtime.counters import LINK_SOURCES
+from residency.runtime.report import PhaseTotals, Report
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Several values of one quantity."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(statistics.median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One phase of one run. device_s: by CUDA events, None without CUDA."""
+
+    seconds: float
+    device_s: float | None
+    step_s: tuple[float, ...]  # of each decode step, none for a prefill
+    totals: PhaseTotals
+
+    @classmethod
+    def prefill(cls, report: Report, device_s: float | None) -> Sample:
+        return cls(report.ttft_s, device_s, (), report.phases[0])
+
+    @classmethod
+    def decode(cls, report: Report) -> Sample:
+        return cls(sum(report.step_s), None, tuple(report.step_s), report.phases[1])
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "seconds": self.seconds,
+            "device_s": self.device_s,
+            "step_s": list(self.step_s),
+            "totals": self.totals.as_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Runs of one prompt length, or of one decode, warm-ups left out."""
+
+    tokens: int  # of the prompt, or decoded in each run
+    runs: tuple[Sample, ...]
+
+    @property
+    def seconds(self) -> Spread:
+        return Spread.of([run.seconds for run in self.runs])
+
+    @property
+    def device_s(self) -> Spread | None:
+        times = [run.device_s for run in self.runs if run.device_s is not None]
+        return Spread.of(times) if times else None
+
+    @property
+    def per_token(self) -> Spread:
+        return Spread.of([run.seconds / self.tokens for run in self.runs])
+
+    @property
+    def step_s(self) -> Spread:
+        return Spread.of([step for run in self.runs for step in run.step_s])
+
+    @property
+    def hit_rate(self) -> float | None:
+        lookups = sum(run.totals.lookups for run in self.runs)
+        return sum(run.totals.hits for run in self.runs) / lookups if lookups else None
+
+    @property
+    def bytes(self) -> dict[str, float]:
+        """Bytes moved in a run, by source, on average."""
+        sources = self.runs[0].totals.bytes
+        return {s: statistics.fmean(run.totals.bytes[s] for run in self.runs) for s in sources}
+
+    @property
+    def link_bytes(self) -> float:
+        return sum(self.bytes.get(source, 0.0) for source in LINK_SOURCES)
+
+    @property
+    def link_share(self) -> float:
+        """Part of the time in which the link was copying."""
+        whole = sum(run.seconds for run in self.runs)
+        return sum(run.totals.link_seconds for run in self.runs) / whole if whole else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        hit_rate = self.hit_rate
+        return {
+            "tokens": self.tokens,
+            "hit_rate": hit_rate,
+            "miss_rate": None if hit_rate is None else 1 - hit_rate,
+            "bytes": self.bytes,
+            "link_bytes": self.link_bytes,
+            "link_share": self.link_share,
+            "runs": [run.as_dict() for run in self.runs],
+        }
+
+
+def spread_dict(spread: Spread | None) -> dict[str, float] | None:
+    return None if spread is None else asdict(spread)

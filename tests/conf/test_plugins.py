@@ -1,0 +1,124 @@
+"""A third party's package brings a cache policy: found, listed, validated, composed."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from command import assert_one_line
+
+POLICY = '''"""mine: as lru, with a boost."""
+
+from dataclasses import dataclass
+
+from residency.policies.cache.lru import Lru
+
+
+class MyPolicy(Lru):
+    """Nothing of its own."""
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Config(Lru.Config):
+        """boost: how much."""
+
+        boost: int = 1
+'''
+YAML = "_target_: my_policies.mine.MyPolicy\nslots: 25%\nboost: 1\n"
+PYPROJECT = '[project]\nname = "my-policies"\nversion = "1"\n'
+ENTRY_POINT = '[project.entry-points."residency.conf"]\nmine = "my_policies.conf"\n'
+CLI = "from residency.cli import main; main()"
+
+
+def write(root, files):
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A folder as pip leaves it: the package, and the metadata that its pyproject declares."""
+    write(
+        tmp_path,
+        {
+            "pyproject.toml": PYPROJECT + ENTRY_POINT,
+            "my_policies/__init__.py": "",
+            "my_policies/mine.py": POLICY,
+            "my_policies/conf/__init__.py": "",
+            "my_policies/conf/cache/mine.yaml": YAML,
+            "my_policies-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: my-policies\nVersion: 1\n",
+            "my_policies-1.dist-info/entry_points.txt": "[residency.conf]\nmine = my_policies.conf\n",
+        },
+    )
+    return tmp_path
+
+
+def python(site, code, *args):
+    paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, env=env
+    )
+
+
+def test_the_policy_is_listed_beside_our_own(site):
+    done = python(site, CLI, "policies", "--json")
+    options = {o["name"]: o for o in json.loads(done.stdout) if o["group"] == "cache"}
+    assert set(options) == {"lrfu", "lru", "mine", "none"}
+    assert options["mine"]["summary"] == "as lru, with a boost."
+    assert [p["key"] for p in options["mine"]["parameters"]] == ["slots", "boost"]
+
+
+def test_a_combination_with_it_is_valid(site):
+    done = python(site, CLI, "validate", "cache=mine", "cache.boost=2")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "valid: nothing conflicts\n", "")
+
+
+def test_its_needs_and_keys_are_checked_as_our_own(site):
+    done = python(site, CLI, "validate", "cache=mine", "decode=cpu")
+    assert done.returncode == 2
+    assert "cache=mine with decode=cpu" in done.stdout
+    done = python(site, CLI, "validate", "cache=mine", "cache.bost=2")
+    assert done.returncode == 2
+    assert_one_line(done.stderr, "cache=mine has no such key", "did you mean boost?")
+
+
+def test_it_composes_and_builds(site):
+    code = (
+        "from residency.conf import compose; c = compose(['cache=mine', 'cache.boost=3']);"
+        "print(type(c.policies.cache).__module__, c.policies.cache.config.boost)"
+    )
+    assert python(site, code).stdout == "my_policies.mine 3\n"
+
+
+@pytest.mark.parametrize(
+    ("entry_points", "words"),
+    [
+        ("[residency.conf]\nmine = gone.conf\n", ("plugin mine", "gone.conf is not installed")),
+        ("[residency.conf]\nmine = my_policies.gone\n", ("plugin mine", "my_policies.gone")),
+    ],
+)
+def test_a_broken_plugin_is_one_clear_line(site, entry_points, words):
+    write(site, {"my_policies-1.dist-info/entry_points.txt": entry_points})
+    done = python(site, CLI, "policies")
+    assert done.returncode == 2
+    assert_one_line(done.stderr, *words)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"my_policies/mine.py": "import not_there\n"}, ("cannot be imported", "not_there")),
+        ({"my_policies/mine.py": "def oops(:\n"}, ("cannot be imported", "invalid syntax")),
+        ({"my_policies/mine.py": "1 / 0\n"}, ("cannot be imported", "division by zero")),
+        ({"my_policies/conf/cache/mine.yaml": "a: [\n"}, ("mine.yaml",)),
+        ({"my_policies/conf/cache/mine.yaml": "slots: 3\n"}, ("cache._target_=None",)),
+    ],
+)
+def test_a_broken_policy_is_one_clear_line(site, files, words):
+    write(site, files)
+    done = python(site, CLI, "validate", "cache=mine")
+    assert done.returncode == 2, done.stderr
+    assert_one_line(done.stderr, *words)

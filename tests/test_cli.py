@@ -1,0 +1,220 @@
+"""The command line, end to end on the demo model, and its surface, which is frozen."""
+
+import json
+
+import pytest
+import typer
+from command import assert_refused, residency
+from omegaconf import OmegaConf
+
+from residency.cli import app
+from residency.conf import compose
+from residency.conf.catalog import MATRIX_GROUPS
+from residency.conf.options import option_names
+
+SHORT = ("device=cpu", "workload.max_new_tokens=8", "workload.temperature=0")
+SURFACE = {
+    "run": {
+        *("overrides", "--prompt", "-p", "--prompt-file", "-f", "--cfg", "--out", "--force"),
+        "--json",
+    },
+    "validate": {"overrides", "--matrix", "--json"},
+    "policies": {"name", "--json"},
+}
+
+
+def surface():
+    """Every command with the names of its options and arguments."""
+    commands = typer.main.get_command(app).commands
+    return {
+        name: {
+            text
+            for param in command.params
+            for text in (param.opts if param.param_type_name == "option" else [param.name])
+        }
+        - {"--help"}
+        for name, command in commands.items()
+    }
+
+
+def test_the_surface_is_frozen():
+    assert surface() == SURFACE
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ((), ("run", "validate", "policies", "Mixture-of-Experts")),
+        (("run",), ("prompt", "--cfg", "--out", "--force", "--json", "cache=lru")),
+        (("validate",), ("Exit status 2", "--matrix", "decode=gpu", "device=cpu")),
+        (("policies",), ("lrfu", "parameters", "refuses")),
+    ],
+)
+def test_help_says_what_one_needs(command, words):
+    result = residency(*command, "--help")
+    assert result.exit_code == 0
+    for word in words:
+        assert word in result.stdout
+
+
+def test_no_command_shows_the_help():
+    assert "validate" in residency().output
+
+
+def test_a_run_streams_the_text_and_ends_with_the_costs():
+    result = residency("run", "ROMEO:", *SHORT)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("ROMEO:")
+    text = residency("run", "ROMEO:", *SHORT, "--json").stdout
+    assert json.loads(text)["text"].strip() in result.stdout
+    for word in ("TTFT", "TPOT", "hits", "misses", "evictions", "lookups", "stream bytes", "8 new"):
+        assert word in result.stdout
+
+
+def test_the_report_names_the_device_that_auto_took():
+    result = residency("run", "x", "device=auto", *SHORT[1:])
+    assert "device=auto took" in result.stdout
+
+
+def test_json_is_one_object_and_nothing_else():
+    result = residency("run", "ROMEO:", *SHORT, "--json")
+    report = json.loads(result.stdout)
+    assert len(result.stdout.splitlines()) == 1
+    assert report["new_tokens"] == 8
+
+
+def test_out_writes_the_result_and_the_config(tmp_path):
+    result = residency(
+        "run", "ROMEO:", *SHORT, "cache.slots=16", "--out", tmp_path / "new", "--json"
+    )
+    written = json.loads((tmp_path / "new" / "result.json").read_text())
+    assert written == json.loads(result.stdout)
+    tree = OmegaConf.to_container(OmegaConf.load(tmp_path / "new" / "config.yaml"), resolve=True)
+    assert tree == compose([*SHORT, "cache.slots=16"], prompt="ROMEO:").tree
+    assert {file.name for file in (tmp_path / "new").iterdir()} == {"result.json", "config.yaml"}
+
+
+def test_cfg_prints_yaml_that_reads_back(tmp_path):
+    nasty = 'a "b" \\ ${x} é' + "x" * 200
+    result = residency("run", *SHORT, "cache=lru", "--prompt", nasty, "--cfg")
+    tree = OmegaConf.to_container(OmegaConf.create(result.stdout), resolve=True)
+    assert tree == compose([*SHORT, "cache=lru"], prompt=nasty).tree
+    assert tree["workload"]["prompt"] == nasty
+
+
+def prompt_of(*args, **kwargs):
+    result = residency("run", *args, "--cfg", **kwargs)
+    assert result.exit_code == 0, result.output
+    return OmegaConf.to_container(OmegaConf.create(result.stdout))["workload"]["prompt"]
+
+
+def test_the_prompt_comes_from_any_one_place(tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text("from = a file\n")
+    assert prompt_of("a word", "cache=lru") == "a word"
+    assert prompt_of("cache=lru", "--prompt", "an = option") == "an = option"
+    assert prompt_of("-p", "~short") == "~short"
+    assert prompt_of("-f", file) == "from = a file\n"
+    assert prompt_of("-f", "-", input="from stdin\n") == "from stdin\n"
+    assert prompt_of("workload.prompt='an override'") == "an override"
+    assert prompt_of() == compose().workload.config.prompt
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("a", "b"), ("a", "-p", "b"), ("a", "-f", "-"), ("-p", "b", "-f", "-")],
+    ids=" ".join,
+)
+def test_two_prompts_are_refused(args):
+    assert_refused(residency("run", *args), "more than one prompt", "key=value")
+
+
+def test_validate_tells_by_its_exit_status():
+    result = residency("validate", *SHORT)
+    assert (result.exit_code, result.stdout) == (0, "valid: nothing conflicts\n")
+    result = residency("validate", "cache=none")
+    assert result.exit_code == 2
+    assert result.stdout.startswith("conflict: prefill=demand with cache=none: ")
+    assert_refused(residency("validate", "cache=lrff"), "did you mean lrfu?")
+
+
+def test_validate_in_json():
+    result = residency("validate", "--json")
+    assert json.loads(result.stdout) == {"valid": True, "conflicts": []}
+    result = residency("validate", "cache=none", "--json")
+    assert result.exit_code == 2
+    told = json.loads(result.stdout)
+    assert not told["valid"]
+    (conflict,) = told["conflicts"]
+    assert conflict["keys"] == ["prefill=demand", "cache=none"]
+    assert conflict["mend"] == "cache=lru"
+
+
+def test_the_matrix_has_every_cell_and_a_reason_in_each_refused_one():
+    cells = json.loads(residency("validate", "--matrix", "--json").stdout)
+    found = {tuple(cell["choices"][group] for group in MATRIX_GROUPS) for cell in cells}
+    expected = {()}
+    for group in MATRIX_GROUPS:
+        expected = {(*cell, name) for cell in expected for name in option_names(group)}
+    assert found == expected
+    assert len(cells) == len(expected)
+    for cell in cells:
+        assert all(c["reason"] and c["mend"] for c in cell["conflicts"])
+        composed = [f"{group}={name}" for group, name in cell["choices"].items()]
+        if cell["choices"]["device"] == "cpu":
+            assert bool(cell["conflicts"]) == bool(list(compose(composed).conflicts()))
+
+
+def test_the_matrix_as_a_table():
+    result = residency("validate", "--matrix", env={"COLUMNS": "300"})
+    assert result.exit_code == 0
+    assert "works" in result.stdout and "mend it with" in result.stdout
+    refused = residency("validate", "--matrix", "cache=lru")
+    assert_refused(refused, "cache=lru", "--matrix")
+
+
+def test_policies_lists_every_one():
+    listed = residency("policies", env={"COLUMNS": "200"}).stdout
+    for group in ("cache", "prefill", "decode"):
+        for name in option_names(group):
+            assert name in listed
+
+
+@pytest.mark.parametrize("name", ["lrfu", "cache/lrfu", "cache=lrfu"])
+def test_policies_shows_one_with_its_parameters(name):
+    shown = residency("policies", name, env={"COLUMNS": "200"}).stdout
+    for word in ("cache=lrfu", "cache.decay", "0.1", "how fast old references fade", "decode=gpu"):
+        assert word in shown
+    assert "always_stream" not in shown
+
+
+def test_policies_in_json():
+    options = json.loads(residency("policies", "demand", "--json").stdout)
+    assert [(o["group"], o["name"]) for o in options] == [("prefill", "demand")]
+    assert {p["key"]: p["default"] for p in options[0]["parameters"]}["max_tokens"] == 256
+    assert len(options[0]["refuses"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [("lrff", "lrfu"), ("LRU", "lru"), ("deman", "demand")]
+)
+def test_an_unknown_policy_names_the_closest(wrong, meant):
+    result = residency("policies", wrong)
+    assert_refused(result, wrong, "always_stream", f"did you mean {meant}?")
+
+
+@pytest.mark.parametrize("group", ["cache", "prefill", "decode"])
+def test_a_group_lists_its_policies(group):
+    listed = residency("policies", group, env={"COLUMNS": "200"})
+    assert listed.exit_code == 2
+    assert_refused(listed, *option_names(group))
+
+
+def test_a_run_that_conflicts_names_each_conflict_on_a_line_of_its_own():
+    result = residency("run", "workload.max_new_tokens=0", "workload.top_p=2")
+    assert result.exit_code == 2
+    lines = result.stderr.splitlines()
+    assert [line.partition("=")[0] for line in lines] == [
+        "error: workload.top_p",
+        "error: workload.max_new_tokens",
+    ]
