@@ -66,8 +66,9 @@ def part_class(group: str, target: object) -> type[Part]:
     module, _, name = target.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{group}._target_={target}: cannot be imported: {error}") from error
+    except Exception as error:  # whatever the code of a plugin may raise
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{group}._target_={target}: cannot be imported ({reason})") from error
     if not (isinstance(cls, type) and issubclass(cls, Part)):
         raise ConfigError(f"{group}._target_={target}: that is not a part of residency")
     if inspect.isabstract(cls):

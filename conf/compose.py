@@ -6,23 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from hydra import compose as hydra_compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from residency.conf.build import build_part, escaped
 from residency.conf.options import (
-    CONFIG_NAME,
     GROUPS,
     PRESETS,
+    composed,
     hydra,
     option_names,
     suggestion,
 )
-from residency.conf.plugins import search_path_override
 from residency.policies.base import Conflict, Part
 from residency.policies.cache import CachePolicy
 from residency.policies.compatibility import conflicts
@@ -87,7 +84,7 @@ def compose(overrides: Sequence[str] = (), *, prompt: str | None = None) -> Conf
     `Config.conflicts` lists them.
     """
     with hydra():
-        tree = _compose_tree([_accepted(override) for override in _parsed(overrides)])
+        tree = composed([_accepted(override) for override in _parsed(overrides)])
         for key in tree:
             if key not in GROUPS:
                 raise ConfigError(f"{key}: there is no such config group; {_groups(key)}")
@@ -147,18 +144,6 @@ def _choice(override: Override) -> str:
         raise ConfigError(f"{key}={value}: there is no such {key}; {suggestion(str(value), names)}")
     assert text is not None, "a parsed override has its text"
     return text
-
-
-def _compose_tree(overrides: list[str]) -> dict[str, Any]:
-    try:
-        config = hydra_compose(CONFIG_NAME, overrides=[*search_path_override(), *overrides])
-        tree = OmegaConf.to_container(config, resolve=True)
-    except OmegaConfBaseException as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"{error.full_key}: {reason}; plain text needs \\${{...}}") from error
-    except HydraException as error:
-        raise ConfigError(" ".join(str(error).split())) from error
-    return cast(dict[str, Any], tree)
 
 
 def _with_prompt(workload: Part, prompt: str) -> Part:

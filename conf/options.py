@@ -6,14 +6,18 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, cast
 
 from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from residency.conf.plugins import search_path_override
+from residency.policies.errors import ConfigError
 
 GROUPS = ("model", "cache", "prefill", "decode", "device", "workload")
 PRESETS = "experiment"
@@ -45,11 +49,24 @@ def option_names(group: str) -> list[str]:
 
 def option_node(group: str, name: str) -> dict[str, Any]:
     """One option's own keys and defaults, as plain Python, `_target_` included."""
-    with hydra():
-        config = compose(CONFIG_NAME, overrides=[*search_path_override(), f"{group}={name}"])
-    node = OmegaConf.to_container(config[group], resolve=True)
-    assert isinstance(node, dict), f"{group}={name} is not a mapping"
+    node = composed([f"{group}={name}"])[group]
+    if not isinstance(node, dict):
+        raise ConfigError(f"{group}={name}: its YAML file is not a mapping")
     return {str(key): value for key, value in node.items()}
+
+
+def composed(overrides: Sequence[str]) -> dict[str, Any]:
+    """The whole tree under `overrides`, plain and resolved. Raises ConfigError in one line."""
+    try:
+        with hydra():
+            config = compose(CONFIG_NAME, overrides=[*search_path_override(), *overrides])
+        tree = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{error.full_key}: {reason}; plain text needs \\${{...}}") from error
+    except (HydraException, YAMLError) as error:
+        raise ConfigError(" ".join(str(error).split())) from error
+    return cast(dict[str, Any], tree)
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:

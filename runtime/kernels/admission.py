@@ -122,7 +122,7 @@ def _admit_kernel(
         wanted = tl.where(expert < num_experts, base + expert, -1)
         # Asked for before it is known whether anything misses: a second wait would cost more.
         slot = dealt_slots(program, LISTS, LENGTH)
-        mine = (slot < num_slots) & (program < LISTS)
+        mine = slot < num_slots
         held = tl.load(id_of_ptr + slot, mask=mine, other=0)
         missed = tl.load(slot_of_ptr + wanted, mask=wanted >= 0, other=0) < 0
         key = tl.load(keys_ptr + held, mask=mine, other=0)

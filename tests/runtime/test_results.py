@@ -26,7 +26,8 @@ MEMORY = {
 }
 SOURCES = {"stream", "fetch", "d2d", "activations"}
 ENVIRONMENT = {
-    *("device", "device_name", "threads", "python", "residency", "torch", "transformers"),
+    *("device", "device_name", "threads", "cpus", "host_memory"),
+    *("python", "residency", "torch", "transformers"),
 }
 
 
@@ -96,7 +97,7 @@ def test_the_document_names_the_same_keys(sections):
     assert set(re.findall(r"`(\w+)`", environment)) - {"environment"} == ENVIRONMENT
     assert table_keys(counter) == COUNTER
     sources = counter[counter.index("Sources of `bytes`") :]
-    assert set(re.findall(r"`(\w+)` \(", sources)) == SOURCES
+    assert set(re.findall(r"`(\w+)`\s\(", sources)) == SOURCES
     assert table_keys(sections["A row of `phases`"]) == PHASE - COUNTS
     assert set(re.findall(r"`(\w+)`", sections["`memory`"])) == MEMORY
 
