@@ -152,6 +152,9 @@ class PrefillExecutor:
         routed[unique[unique != space.sink] - first] = True
         slots_E = self._maps.layer_slots(step.layer).clone()
         plan = self._checked(LayerView(step.layer, self._num_tokens, slots_E >= 0, routed))
+        if not plan.admit.any():
+            self._stage(step.layer, plan, slots_E)
+            return
         # Copies come first: an admission may evict what they read.
         self._stage(step.layer, Plan.of(space.num_experts, copy=plan.copy), slots_E)
         self._run(step, work)

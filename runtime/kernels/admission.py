@@ -62,12 +62,12 @@ def _write_request(
     """Everything that does not depend on the slots that will be given."""
     item = tl.arange(0, N_PAD)
     inside = item < num
-    earlier = (wanted[None, :] == wanted[:, None]) & (item[None, :] < item[:, None])
-    first = (wanted >= 0) & (tl.sum(earlier.to(tl.int32), axis=1) == 0)
+    earlier = (wanted[:, None] == wanted[None, :]) & (item[:, None] < item[None, :])
+    first = (wanted >= 0) & (tl.sum(earlier.to(tl.int32), axis=0) == 0)
     missing = first & missed
     # One word carries both counts: distinct ids in the low half, missing ones in the high half.
     word = first.to(tl.int32) + (missing.to(tl.int32) << 16)
-    ranks = tl.sum(tl.where(wanted[None, :] < wanted[:, None], word[None, :], 0), axis=1)
+    ranks = tl.sum(tl.where(wanted[:, None] < wanted[None, :], word[:, None], 0), axis=0)
     rank, miss_rank = ranks & 0xFFFF, ranks >> 16
     words = tl.sum(word)
     distinct, misses = words & 0xFFFF, words >> 16

@@ -18,7 +18,7 @@ import triton.language as tl
 _FIRST_KEY = tl.constexpr(-(2**63))
 _LAST_KEY = tl.constexpr(2**63 - 1)
 _DEAD_TIE = tl.constexpr(2**31 - 1 - 64)  # no id reaches it; a list has at most 64 dead slots
-_CHUNK = tl.constexpr(512)
+_PAIRS = tl.constexpr(4096)  # compared at a time
 _CUT = tl.constexpr(1 << 20)  # above every rank
 
 
@@ -48,7 +48,8 @@ def write_list(
 
     held and key [LENGTH] are what the slots hold; wanted [N] has negative ids for none.
     """
-    needed = tl.sum((held[:, None] == wanted[None, :]).to(tl.int32), axis=1) > 0
+    # Sums run over axis 0 throughout: the default layouts keep that axis within a thread first.
+    needed = tl.sum((wanted[:, None] == held[None, :]).to(tl.int32), axis=0) > 0
     dead = needed | (slot >= num_slots)
     empty = held == num_ids
     # A negative tie sets empty slots before a resident whose key is also the least int64.
@@ -56,8 +57,8 @@ def write_list(
     tie = tl.where(empty, slot - num_slots, held)
     # Dead slots differ in tie too, so that every slot has its own place.
     tie = tl.where(dead, _DEAD_TIE + tl.arange(0, LENGTH), tie)
-    lower = _before(key[None, :], tie[None, :], key[:, None], tie[:, None])
-    at = tl.sum(lower.to(tl.int32), axis=1) * LISTS + program
+    lower = _before(key[:, None], tie[:, None], key[None, :], tie[None, :])
+    at = tl.sum(lower.to(tl.int32), axis=0) * LISTS + program
     tl.store(list_key_ptr + at, key)
     tl.store(list_tie_ptr + at, tie)
     tl.store(list_slot_ptr + at, slot)
@@ -80,21 +81,23 @@ def _give_first(
     rank = tl.zeros((FIRST,), tl.int32)
     if CUT:
         rank += tl.where(place == FIRST - 1, _CUT, 0)
-    for begin in range(0, FIRST * LISTS, _CHUNK):
-        other = begin + tl.arange(0, _CHUNK)
+    CHUNK: tl.constexpr = min(_PAIRS.value // FIRST, 512)
+    for begin in range(0, FIRST * LISTS, CHUNK):
+        other = begin + tl.arange(0, CHUNK)
         inside = other < FIRST * LISTS
         other_key = tl.load(list_key_ptr + other, mask=inside, other=_LAST_KEY)
         other_tie = tl.load(list_tie_ptr + other, mask=inside, other=_DEAD_TIE)
-        lower = _before(other_key[None, :], other_tie[None, :], key[:, None], tie[:, None])
+        lower = _before(other_key[:, None], other_tie[:, None], key[None, :], tie[None, :])
         if CUT:
             # A list whose last place is reached may go on below this slot: one sum tells both.
             weight = tl.where(other >= (FIRST - 1) * LISTS, 1 + _CUT, 1)
-            rank += tl.sum(tl.where(lower, weight[None, :], 0), axis=1)
+            rank += tl.sum(tl.where(lower, weight[:, None], 0), axis=0)
         else:
-            rank += tl.sum(lower.to(tl.int32), axis=1)
+            rank += tl.sum(lower.to(tl.int32), axis=0)
     given = (rank % _CUT < misses) & (tie < _DEAD_TIE)
-    crowded = tl.max((given & (rank >= _CUT)).to(tl.int32)) if CUT else 0
-    given = given & (crowded == 0)
+    crowded = tl.max((given & (rank >= _CUT)).to(tl.int32))
+    if CUT:
+        given = given & (crowded == 0)
     expert = tl.load(copy_expert_ptr + rank, mask=given, other=0)
     evicted = given & (tie >= 0)
     tl.store(slot_of_ptr + tie, -1, mask=evicted)
