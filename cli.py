@@ -219,7 +219,9 @@ def _loading_bar() -> Iterator[Any]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, TransferSpeedColumn(), console=err, transient=True) as bar:
+    with Progress(
+        *columns, TransferSpeedColumn(), console=err, transient=True, disable=not err.is_terminal
+    ) as bar:
         tasks: dict[str, Any] = {}
 
         def update(what: str, done: int, total: int) -> None:

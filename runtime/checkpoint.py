@@ -88,10 +88,11 @@ def tensor_of(entry: Entry) -> torch.Tensor:
 
 def _read_index(file: Path) -> dict[str, str]:
     try:
-        weight_map = json.loads(file.read_text())["weight_map"]
+        weight_map = dict(json.loads(file.read_text())["weight_map"])
+        names = {str(name) for name in weight_map.values()}
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{file}: not a safetensors index ({error!r})") from error
-    for name in set(weight_map.values()):
+    for name in names:
         if Path(name).name != name:
             raise CheckpointError(f"{file}: shard name {name!r} leads out of the folder")
-    return dict(weight_map)
+    return {key: str(name) for key, name in weight_map.items()}

@@ -39,7 +39,7 @@ class DecodeExecutor:
     def layer(self, step: Step, call: Call) -> torch.Tensor:
         """The layer's output [T, H]."""
         work = self.maths.begin(call)
-        experts = work.ids_TK.flatten()
+        experts = call.ids_TK.flatten()
         ids = experts + step.layer * self.pool.space.num_experts
         on_host = self.target.on_host(ids, self.pool.slot_of[ids] >= 0, step)
         if on_host is not None:
@@ -76,8 +76,8 @@ class DecodeExecutor:
         host_work = work.to(HOST)
         ids = experts.tolist()
         self._host_maths[step.layer].run(host_work, ids, ids)
-        chosen = torch.isin(work.ids_TK, experts)
-        work.results_TKH[chosen] = host_work.results_TKH[chosen.cpu()].to(work.x_TH.device)
-        if work.x_TH.device != HOST:
-            num_bytes = host_work.x_TH.nbytes + host_work.results_TKH[chosen.cpu()].nbytes
+        chosen = torch.isin(work.call.ids_TK, experts)
+        work.results_TKH[chosen] = host_work.results_TKH[chosen.cpu()].to(work.call.x_TH.device)
+        if work.call.x_TH.device != HOST:
+            num_bytes = host_work.call.x_TH.nbytes + host_work.results_TKH[chosen.cpu()].nbytes
             self.counters.moved(step.layer, step.phase, Source.ACTIVATIONS, num_bytes)

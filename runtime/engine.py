@@ -16,7 +16,7 @@ from residency.policies.step import Phase
 from residency.runtime.architecture import Architecture
 from residency.runtime.environment import environment
 from residency.runtime.generation import Generation, text_pieces
-from residency.runtime.hooks import attach, detach
+from residency.runtime.hooks import add_experts, attach, detach
 from residency.runtime.loading import Progress
 from residency.runtime.memory import MemoryPlan, row_faults
 from residency.runtime.offload import OffloadRuntime, Policies
@@ -71,6 +71,8 @@ class Engine:
         self.banks = weights.banks(device, progress)
         self._pinned = self._pin(allow_pageable, progress)
         self._shape = self._kernel_shape(kernels)
+        if kernels and device.type == "cuda":
+            self._replace_layers()
         self._sequence: Sequence | None = None
         self._install(policies, plan)
 
@@ -110,6 +112,13 @@ class Engine:
             if hasattr(self, "runtime"):
                 self._uninstall()
             self._install(old, old_plan)
+
+    def _replace_layers(self) -> None:
+        """Fused forms of the layers around the experts, where they are declared."""
+        from residency.runtime.replacements import Seam, apply
+
+        seam = Seam(position_of=lambda: self.runtime.position, add_experts=add_experts)
+        self.notes += apply(self.model, seam)
 
     def record_routes(self) -> RouteRecorder:
         """From now on, up to one context of tokens, note where each token is routed."""

@@ -18,44 +18,40 @@ from residency.runtime.layout import RowLayout
 
 
 class Call(NamedTuple):
-    """What transformers hands to an experts implementation."""
+    """What transformers hands to an experts implementation, and what a fused layer adds to it.
+
+    residual_TH, where given, is added to the experts' sum.
+    """
 
     module: Any
     x_TH: torch.Tensor
     ids_TK: torch.Tensor  # int64, distinct within a token
     weights_TK: torch.Tensor
+    residual_TH: torch.Tensor | None = None
 
 
 class Work:
     """One call of one experts module: inputs, and a place for each (token, choice) result."""
 
-    def __init__(
-        self, module: Any, x_TH: torch.Tensor, ids_TK: torch.Tensor, weights_TK: torch.Tensor
-    ) -> None:
-        self.module = module
-        self.x_TH = x_TH
-        self.ids_TK = ids_TK
-        self.weights_TK = weights_TK
-        num_tokens, top_k = ids_TK.shape
-        self.results_TKH = x_TH.new_zeros(num_tokens, top_k, x_TH.shape[1])
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        num_tokens, top_k = call.ids_TK.shape
+        self.results_TKH = call.x_TH.new_zeros(num_tokens, top_k, call.x_TH.shape[1])
 
     def to(self, device: torch.device) -> Work:
         """The same work with its inputs on another device."""
-        return Work(
-            self.module,
-            self.x_TH.to(device),
-            self.ids_TK.to(device),
-            self.weights_TK.to(device),
-        )
+        module, *tensors = self.call[:4]
+        return Work(Call(module, *(tensor.to(device) for tensor in tensors)))
 
     def combined(self) -> torch.Tensor:
         """[T, H]: each token's results, summed in ascending expert id."""
-        order_TK = self.ids_TK.argsort(dim=1)
+        order_TK = self.call.ids_TK.argsort(dim=1)
         sorted_TKH = self.results_TKH.gather(1, order_TK[..., None].expand_as(self.results_TKH))
-        out_TH = torch.zeros_like(self.x_TH)
+        out_TH = torch.zeros_like(self.call.x_TH)
         for choice_TH in sorted_TKH.unbind(1):
             out_TH = out_TH + choice_TH
-        return out_TH
+        residual_TH = self.call.residual_TH
+        return out_TH if residual_TH is None else residual_TH + out_TH
 
 
 class PartialSum(Protocol):
@@ -80,7 +76,7 @@ class ExpertMath:
         self._views = layout.views(rows)
 
     def begin(self, call: Call) -> Work:
-        return Work(*call)
+        return Work(call)
 
     def run(self, work: Work, experts: Sequence[int], rows: Sequence[int]) -> None:
         """Fill the results of every token routed to `experts`, which lie in `rows`."""
@@ -89,13 +85,14 @@ class ExpertMath:
 
     def _run_one(self, work: Work, expert: int, row: int) -> None:
         # Choice-major order, as in the eager loop: a GEMM's bits may depend on the order of rows.
-        choice, token = torch.where(work.ids_TK.T == expert)
+        call = work.call
+        choice, token = torch.where(call.ids_TK.T == expert)
         if len(token) == 0:
             return
-        module = work.module
-        gate_up = self._linear(module, work.x_TH[token], row, "gate_up_proj")
+        module = call.module
+        gate_up = self._linear(module, call.x_TH[token], row, "gate_up_proj")
         y = self._linear(module, module._apply_gate(gate_up), row, "down_proj")
-        y = y * work.weights_TK[token, choice, None]
+        y = y * call.weights_TK[token, choice, None]
         work.results_TKH[token, choice] = y.to(work.results_TKH.dtype)
 
     def _linear(self, module: Any, x: torch.Tensor, row: int, name: str) -> torch.Tensor:

@@ -62,7 +62,10 @@ class FusedWork:
         self.y_PH = call.x_TH.new_empty(num_pairs, shape.hidden)
 
     def combined(self) -> torch.Tensor:
-        return launch_combine(self.y_PH, self.grouping, self.call.weights_TK.contiguous())
+        call = self.call
+        return launch_combine(
+            self.y_PH, self.grouping, call.weights_TK.contiguous(), call.residual_TH
+        )
 
 
 class FusedMaths:
@@ -138,7 +141,7 @@ class FusedDecode:
             self.shape,
             activation,
         )
-        return launch_down(activated, self.rows, self.shape)
+        return launch_down(activated, self.rows, self.shape, call.residual_TH)
 
     def _admit(self, step: Step, ids: torch.Tensor) -> torch.Tensor:
         """Bring what the step lacks; int32 [E], the row of each expert of the layer."""

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from residency.policies.errors import CheckpointError
+from residency.runtime.experts import Call
 from residency.runtime.offload import OffloadRuntime
 
 NAME = "residency"
@@ -46,4 +47,16 @@ def _experts_forward(
     module: Any, x_TH: torch.Tensor, ids_TK: torch.Tensor, weights_TK: torch.Tensor
 ) -> torch.Tensor:
     handle: ExpertsHandle = module.residency
-    return handle.runtime.layer(handle.layer, module, x_TH, ids_TK, weights_TK)
+    return handle.runtime.layer(handle.layer, Call(module, x_TH, ids_TK, weights_TK))
+
+
+def add_experts(
+    module: Any,
+    x_TH: torch.Tensor,
+    ids_TK: torch.Tensor,
+    weights_TK: torch.Tensor,
+    residual_TH: torch.Tensor,
+) -> torch.Tensor:
+    """The experts' sum and the residual [T, H], for layers that leave the addition to kernels."""
+    handle: ExpertsHandle = module.residency
+    return handle.runtime.layer(handle.layer, Call(module, x_TH, ids_TK, weights_TK, residual_TH))

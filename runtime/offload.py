@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -136,18 +136,16 @@ class OffloadRuntime:
         finally:
             self._phase = None
 
-    def layer(
-        self, layer: int, module: Any, x_TH: torch.Tensor, ids_TK: torch.Tensor, weights_TK: Any
-    ) -> torch.Tensor:
-        """What the experts of MoE layer `layer` add for the routing given: [T, H]."""
+    def layer(self, layer: int, call: Call) -> torch.Tensor:
+        """What the experts of MoE layer `layer` add, plus the residual, if any: [T, H]."""
         assert self._phase is not None, "the model was called outside of OffloadRuntime.step"
         executor: Executor = self._prefill if self._phase is Phase.PREFILL else self._decode
         step = Step(self.clock, layer, self._phase)
         if self.routing is not None:
-            ids_TK = self.routing.routes(step, ids_TK)
+            call = call._replace(ids_TK=self.routing.routes(step, call.ids_TK))
         if self.recorder is not None:
-            self.recorder.record(step, ids_TK)
-        return executor.layer(step, Call(module, x_TH, ids_TK, weights_TK))
+            self.recorder.record(step, call.ids_TK)
+        return executor.layer(step, call)
 
     def forget(self) -> None:
         """Empty the slots and the policy's memory, as if nothing had ever run."""

@@ -18,7 +18,7 @@ from residency.policies.step import IdSpace, Phase, Step
 
 
 class RouteRecorder:
-    """Room for the routes of `num_tokens` tokens that follow token `after` of the engine's clock."""
+    """Room for the routes of `num_tokens` tokens behind token `after` of the engine's clock."""
 
     def __init__(
         self, space: IdSpace, num_tokens: int, after: torch.Tensor, device: torch.device

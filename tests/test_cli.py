@@ -17,7 +17,9 @@ SURFACE = {
     "run": {
         *("overrides", "--prompt", "-p", "--prompt-file", "-f", "--cfg", "--out", "--force"),
         "--json",
+        "--routes",
     },
+    "bench": {"overrides", "--cfg", "--out", "--force", "--json"},
     "validate": {"overrides", "--matrix", "--json"},
     "policies": {"name", "--json"},
 }
@@ -46,6 +48,7 @@ def test_the_surface_is_frozen():
     [
         ((), ("run", "validate", "policies", "Mixture-of-Experts")),
         (("run",), ("prompt", "--cfg", "--out", "--force", "--json", "cache=lru")),
+        (("bench",), ("prompts of several lengths", "--out", "chart.png", "model.routing=even")),
         (("validate",), ("Exit status 2", "--matrix", "decode=gpu", "device=cpu")),
         (("policies",), ("lrfu", "parameters", "refuses")),
     ],

@@ -66,10 +66,20 @@ def test_no_other_package_lies_beside_the_shipped_ones():
     assert [file.name for file in ROOT.glob("*.py")] == ["cli.py"]
 
 
-def test_all_configs_match_the_package_data(setuptools):
-    patterns = setuptools["package-data"]["residency.conf"]
-    matched = {file for pattern in patterns for file in (ROOT / "conf").glob(pattern)}
-    assert matched == set((ROOT / "conf").rglob("*.yaml"))
+def test_every_data_file_is_shipped(setuptools):
+    shipped = set()
+    for package in setuptools["packages"]:
+        folder = ROOT.joinpath(*package.split(".")[1:])
+        for key in (package, "*"):
+            for pattern in setuptools["package-data"].get(key, []):
+                shipped.update(folder.glob(pattern))
+    data = {
+        file
+        for part in SHIPPED
+        for file in (ROOT / part).rglob("*")
+        if file.is_file() and file.suffix not in (".py", ".pyc")
+    }
+    assert {name_of(file) for file in data - shipped} == set()
 
 
 @pytest.mark.parametrize("file", MODULES, ids=name_of)

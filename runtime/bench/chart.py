@@ -6,7 +6,7 @@ import io
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator, ScalarFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from residency.runtime.bench.report import BenchReport
 
@@ -27,8 +27,9 @@ def chart_png(report: BenchReport) -> bytes:
     axes.set_yscale("log")
     axes.set_xticks(tokens, [str(n) for n in tokens])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.yaxis.set_minor_formatter(ScalarFormatter())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("prompt length (tokens)")
     axes.set_ylabel("time to first token (ms)")
     weights = "made-up weights" if report.made_up else "a checkpoint's weights"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from rich.table import Table
 
 from residency.runtime.bench.report import BenchReport, Point
-from residency.runtime.bench.samples import Spread
 
 GB = 1e9
 
@@ -16,10 +15,9 @@ def bench_tables(report: BenchReport) -> list[Table]:
 
 def _prefill_table(report: BenchReport) -> Table:
     table = Table(title=f"TTFT: {report.title}", title_justify="left")
-    for column in ("tokens", "ms", "least", "most", "all resident", "floor", "over"):
-        table.add_column(column, justify="right")
-    for column in ("hit rate", "link GB", "link share"):
-        table.add_column(column, justify="right")
+    for column in ("tokens", "ms", "resident", "floor", "ratio", "hits", "link GB", "busy"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.caption = "resident: with every expert in a slot; busy: the link's share of the time"
     for point in report.prefill:
         table.add_row(*_prefill_row(point))
     return table
@@ -27,13 +25,12 @@ def _prefill_table(report: BenchReport) -> Table:
 
 def _prefill_row(point: Point) -> list[str]:
     samples, floor = point.samples, point.floor
-    times = [_ms(value) for value in _values(samples.seconds)]
     limits = ["-", "-", "-"]
     if floor is not None:
         over = samples.seconds.median / floor.own_s
-        limits = [_ms(floor.compute_s), _ms(floor.own_s), f"{over:.2f} x"]
+        limits = [_ms(floor.compute_s), _ms(floor.own_s), f"{over:.2f}"]
     counts = [_rate(samples.hit_rate), _gb(samples.link_bytes), f"{samples.link_share:.0%}"]
-    return [str(samples.tokens), *times, *limits, *counts]
+    return [str(samples.tokens), _ms(samples.seconds.median), *limits, *counts]
 
 
 def _decode_table(report: BenchReport) -> Table:
@@ -44,7 +41,7 @@ def _decode_table(report: BenchReport) -> Table:
     rows = {
         "ms": _ms(samples.per_token.median),
         "ms, median step": _ms(step),
-        "all resident, ms": "-" if floor is None else _ms(floor.compute_s),
+        "resident, ms": "-" if floor is None else _ms(floor.compute_s),
         "floor, ms": "-" if floor is None else _ms(floor.own_s),
         "hit rate": _rate(samples.hit_rate),
         "link MB": f"{samples.link_bytes / samples.tokens / 1e6:.1f}",
@@ -55,10 +52,6 @@ def _decode_table(report: BenchReport) -> Table:
     for name, cell in rows.items():
         table.add_row(name, cell)
     return table
-
-
-def _values(spread: Spread) -> tuple[float, float, float]:
-    return spread.median, spread.least, spread.most
 
 
 def _ms(seconds: float) -> str:

@@ -19,7 +19,7 @@ _FIRST_KEY = tl.constexpr(-(2**63))
 _LAST_KEY = tl.constexpr(2**63 - 1)
 _DEAD_TIE = tl.constexpr(2**31 - 1 - 64)  # no id reaches it; a list has at most 64 dead slots
 _PAIRS = tl.constexpr(4096)  # compared at a time
-_CUT = tl.constexpr(1 << 20)  # above every rank
+_CUT = tl.constexpr(1 << 19)  # above every rank
 
 
 @triton.jit
@@ -94,10 +94,10 @@ def _give_first(
             rank += tl.sum(tl.where(lower, weight[:, None], 0), axis=0)
         else:
             rank += tl.sum(lower.to(tl.int32), axis=0)
-    given = (rank % _CUT < misses) & (tie < _DEAD_TIE)
+    given = ((rank & (_CUT - 1)) < misses) & (tie < _DEAD_TIE)
     crowded = tl.max((given & (rank >= _CUT)).to(tl.int32))
     if CUT:
-        given = given & (crowded == 0)
+        given = given & ((rank & (_CUT - 1)) < (1 - crowded) * misses)
     expert = tl.load(copy_expert_ptr + rank, mask=given, other=0)
     evicted = given & (tie >= 0)
     tl.store(slot_of_ptr + tie, -1, mask=evicted)

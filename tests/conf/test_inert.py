@@ -7,6 +7,7 @@ from conftest import tiny_engine
 from residency.conf import build_engine, compose
 from residency.conf.options import GROUPS, option_names, option_node
 from residency.policies.errors import CapacityError, WorkloadError
+from residency.runtime.bench.measure import Meter
 
 PROMPT = list(range(3, 23))
 NUM_NEW = 6
@@ -30,6 +31,30 @@ class Bench:
     def compose(self, *overrides):
         model = [f"model.path={self.checkpoint}"] if self.choice == "model=folder" else []
         return compose([self.choice, *model, *overrides])
+
+    @property
+    def is_made_up(self):
+        """Too large to load here; what is known without weights is judged instead."""
+        group, _, name = self.choice.partition("=")
+        return group == "model" and name not in ("demo", "folder")
+
+    def asked(self, *overrides):
+        """(prompt, max_new_tokens) of each generation that a bench runs, the decodes first."""
+        short = [f"workload.{key}" for key in ("lengths=[4]", "decode_tokens=2", "repeats=1")]
+        plan = self.compose(*short, "workload.warmups=0", *overrides).workload.plan
+        calls = []
+        with tiny_engine(self.checkpoint) as engine, pytest.MonkeyPatch.context() as patch:
+            real = engine.generate
+
+            def generate(prompt, **kwargs):
+                calls.append((prompt, kwargs["max_new_tokens"]))
+                return real(prompt, **kwargs)
+
+            patch.setattr(engine, "generate", generate)
+            meter = Meter(engine, plan)
+            meter.decode()
+            list(meter.prefills(lambda samples: None))
+        return calls
 
     def plan(self, *overrides):
         with tiny_engine(self.checkpoint, self.choice, *overrides) as engine:
@@ -158,6 +183,11 @@ def path(bench):
 
 def dtype(bench):
     """the dtype of the loaded model and of its rows"""
+    if bench.is_made_up:
+        for name in ("float32", "float16"):
+            architecture = bench.compose(f"model.dtype={name}").model.architecture
+            assert architecture.layout.parts[0].dtype == getattr(torch, name)
+        return
     for name in ("float32", "bfloat16"):
         with build_engine(bench.compose("device=cpu", f"model.dtype={name}")) as engine:
             assert engine.model.dtype == getattr(torch, name)
@@ -167,11 +197,35 @@ def dtype(bench):
 
 def context(bench):
     """which prompts are refused"""
+    if bench.is_made_up:
+        assert bench.compose("model.context=77").model.context == 77
+        return
     fits, short = (["device=cpu", f"model.context={n}"] for n in (len(PROMPT) + 1, len(PROMPT)))
     with build_engine(bench.compose(*fits)) as engine:
         engine.generate(PROMPT, max_new_tokens=1)
     with build_engine(bench.compose(*short)) as engine, pytest.raises(WorkloadError):
         engine.generate(PROMPT, max_new_tokens=1)
+
+
+def layers(bench):
+    """the number of layers"""
+    for count in (2, 3):
+        assert bench.compose(f"model.layers={count}").model.architecture.space.num_layers == count
+
+
+def routing(bench):
+    """who routes"""
+    few = ("model.layers=2",) if bench.is_made_up else ()
+    cpu = torch.device("cpu")
+    assert bench.compose("model.routing=model", *few).model.routing(cpu) is None
+    even, skewed = (
+        bench.compose(f"model.routing={name}", *few).model.routing(cpu).table_NLK
+        for name in ("even", "skewed")
+    )
+    assert not torch.equal(even, skewed)
+    if not bench.is_made_up:
+        with build_engine(bench.compose("device=cpu", "model.routing=even")) as engine:
+            assert torch.equal(engine.runtime.routing.table_NLK, even)
 
 
 def prompt(bench):
@@ -198,11 +252,60 @@ def top_p(bench):
 
 
 def seed(bench):
-    """tokens"""
+    """tokens drawn, made-up routes, random prompts"""
+    if bench.is_made_up:
+        assert not torch.equal(*(made_up_routes(bench, n) for n in (1, 2)))
+        assert torch.equal(*(made_up_routes(bench, n) for n in (1, 1)))
+        return
+    if bench.choice == "workload=bench":
+        first, again, other = (bench.asked(f"workload.seed={n}") for n in (1, 1, 2))
+        assert first == again != other
+        return
     first, again, other = (
         bench.tokens("workload.temperature=9", f"workload.seed={n}") for n in (1, 1, 2)
     )
     assert first == again != other
+
+
+def made_up_routes(bench, seed):
+    few = ("model.layers=2", "model.routing=even", f"model.seed={seed}")
+    return bench.compose(*few).model.routing(torch.device("cpu")).table_NLK
+
+
+def lengths(bench):
+    """the prompts that are timed"""
+    asked = bench.asked("workload.lengths=[9,5]")
+    assert [len(prompt) for prompt, new in asked if new == 1] == [5, 9]
+
+
+def decode_tokens(bench):
+    """the tokens asked for"""
+    for count in (2, 5):
+        (new,) = {new for _, new in bench.asked(f"workload.decode_tokens={count}") if new != 1}
+        assert new == count + 1
+
+
+def decode_context(bench):
+    """the prompt before a decode"""
+    for count in (3, 6):
+        asked = bench.asked(f"workload.decode_context={count}")
+        assert {len(prompt) for prompt, new in asked if new != 1} == {count}
+
+
+def repeats(bench):
+    """how often each is run"""
+    assert len(bench.asked("workload.repeats=3")) == 3 * len(bench.asked("workload.repeats=1"))
+
+
+def warmups(bench):
+    """how often each is run, untimed"""
+    assert len(bench.asked("workload.warmups=2")) == 3 * len(bench.asked("workload.warmups=0"))
+
+
+def pool(bench):
+    """whether a prompt finds experts in the slots: warm, a decode runs before each"""
+    cold, warm = (bench.asked(f"workload.pool={name}") for name in ("cold", "warm"))
+    assert len(warm) == len(cold) + 1
 
 
 def stop_tokens(bench):
@@ -227,6 +330,15 @@ def ignore_eos(bench):
 
 
 ROWS = {
+    "model.layers": layers,
+    "model.routing": routing,
+    "model.seed": seed,
+    "workload.lengths": lengths,
+    "workload.decode_tokens": decode_tokens,
+    "workload.decode_context": decode_context,
+    "workload.repeats": repeats,
+    "workload.warmups": warmups,
+    "workload.pool": pool,
     "model.path": path,
     "model.dtype": dtype,
     "model.context": context,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -31,6 +32,7 @@ PYPROJECT = '[project]\nname = "my-policies"\nversion = "1"\n'
 ENTRY_POINT = '[project.entry-points."residency.conf"]\nmine = "my_policies.conf"\n'
 METADATA = "Metadata-Version: 2.1\nName: my-policies\nVersion: 1\n"
 ENTRY_POINTS = "[residency.conf]\nmine = my_policies.conf\n"
+HOST = ("decode=cpu", "prefill=always_stream")
 CLI = "from residency.cli import main; main()"
 
 
@@ -67,48 +69,37 @@ def python(site, code, *args):
     )
 
 
-def test_the_policy_is_listed_beside_our_own(site):
-    done = python(site, CLI, "policies", "--json")
-    options = {o["name"]: o for o in json.loads(done.stdout) if o["group"] == "cache"}
+IN_A_PROCESS = """
+import json
+from typer.testing import CliRunner
+from residency.cli import app
+from residency.conf import compose
+
+calls = (["policies", "--json"], ["validate", "cache=mine", "cache.boost=2"])
+results = [CliRunner().invoke(app, args) for args in calls]
+cache = compose(["cache=mine", "cache.boost=3"]).policies.cache
+told = [(result.exit_code, result.stdout) for result in results]
+print(json.dumps([*told, (type(cache).__module__, cache.config.boost)]))
+"""
+
+
+def test_an_installed_policy_is_listed_valid_and_composed(site):
+    listed, valid, built = json.loads(python(site, IN_A_PROCESS).stdout)
+    options = {o["name"]: o for o in json.loads(listed[1]) if o["group"] == "cache"}
     assert set(options) == {"lrfu", "lru", "mine", "none"}
     assert options["mine"]["summary"] == "as lru, with a boost."
     assert [p["key"] for p in options["mine"]["parameters"]] == ["slots", "boost"]
+    assert valid == [0, "valid: nothing conflicts\n"]
+    assert built == ["my_policies.mine", 3]
 
 
-def test_a_combination_with_it_is_valid(site):
-    done = python(site, CLI, "validate", "cache=mine", "cache.boost=2")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "valid: nothing conflicts\n", "")
-
-
-def test_its_needs_and_keys_are_checked_as_our_own(site):
-    done = python(site, CLI, "validate", "cache=mine", "decode=cpu")
-    assert done.returncode == 2
-    assert "cache=mine with decode=cpu" in done.stdout
-    done = python(site, CLI, "validate", "cache=mine", "cache.bost=2")
-    assert done.returncode == 2
-    assert_one_line(done.stderr, "cache=mine has no such key", "did you mean boost?")
-
-
-def test_it_composes_and_builds(site):
-    code = (
-        "from residency.conf import compose; c = compose(['cache=mine', 'cache.boost=3']);"
-        "print(type(c.policies.cache).__module__, c.policies.cache.config.boost)"
+def test_a_plugin_that_is_gone_is_one_clear_line(site):
+    write(
+        site, {"my_policies-1.dist-info/entry_points.txt": "[residency.conf]\nmine = gone.conf\n"}
     )
-    assert python(site, code).stdout == "my_policies.mine 3\n"
-
-
-@pytest.mark.parametrize(
-    ("entry_points", "words"),
-    [
-        ("[residency.conf]\nmine = gone.conf\n", ("plugin mine", "gone.conf is not installed")),
-        ("[residency.conf]\nmine = my_policies.gone\n", ("plugin mine", "my_policies.gone")),
-    ],
-)
-def test_a_broken_plugin_is_one_clear_line(site, entry_points, words):
-    write(site, {"my_policies-1.dist-info/entry_points.txt": entry_points})
     done = python(site, CLI, "policies")
     assert done.returncode == 2
-    assert_one_line(done.stderr, *words)
+    assert_one_line(done.stderr, "plugin mine", "gone.conf is not installed")
 
 
 @pytest.fixture
@@ -122,8 +113,16 @@ def installed(site, monkeypatch):
         del sys.modules[name]
 
 
-def test_the_package_works_in_this_process(installed):
+def test_its_needs_and_keys_are_checked_as_our_own(installed):
     assert residency("validate", "cache=mine").exit_code == 0
+    assert_refused(residency("run", "cache=mine", *HOST), "cache=mine with decode=cpu")
+    assert_refused(residency("validate", "cache=mine", "cache.bost=2"), "did you mean boost?")
+
+
+def test_a_plugin_without_its_config_package_is_one_clear_line(installed):
+    shutil.rmtree(installed / "my_policies" / "conf")
+    result = residency("policies")
+    assert_refused(result, "plugin mine", "my_policies.conf is not installed")
 
 
 @pytest.mark.parametrize(

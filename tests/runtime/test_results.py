@@ -26,7 +26,7 @@ MEMORY = {
 }
 SOURCES = {"stream", "fetch", "d2d", "activations"}
 ENVIRONMENT = {
-    *("device", "device_name", "threads", "cpus", "host_memory"),
+    *("device", "device_name", "threads", "cpus", "host_memory", "commit"),
     *("python", "residency", "torch", "transformers"),
 }
 
