@@ -66,7 +66,7 @@ def distinct(experts: torch.Tensor, layer: int, space: IdSpace) -> torch.Tensor:
     experts: int [N] ids within the layer, repeats allowed; num_experts stands for none.
     """
     wanted = torch.zeros(space.num_experts + 1, dtype=torch.bool, device=experts.device)
-    wanted[experts.flatten().long()] = True
+    wanted.index_fill_(0, experts.flatten().long(), True)
     wanted = wanted[: space.num_experts]
     ids = torch.arange(space.num_experts, device=experts.device) + layer * space.num_experts
     unique = torch.where(wanted, ids, space.sink).sort().values
@@ -107,7 +107,7 @@ def admit(
         evicted = torch.where(entering, id_of[target].long(), sink)
         evictions = (evicted != sink).sum()
         rows = torch.where(entering, target, rows)
-        slot_of[evicted] = -1
+        slot_of.index_fill_(0, evicted, -1)
         slot_of[torch.where(entering, unique, sink)] = target.int()
         slot_of[sink] = -1
         _assign(id_of, target, unique, entering)
@@ -144,7 +144,7 @@ def eviction_order(
     """All slots, first to be taken first: empty by index, evictable by (key, id), protected."""
     ids, sink = id_of.long(), len(keys) - 1
     protected = torch.zeros_like(keys, dtype=torch.bool)
-    protected[torch.where(hit, unique, sink)] = True
+    protected.index_fill_(0, torch.where(hit, unique, sink), True)
     rank = torch.where(protected[ids], PROTECTED, EVICTABLE)
     rank = torch.where(ids == sink, EMPTY, rank)
     order = ids.argsort(stable=True)

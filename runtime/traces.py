@@ -45,7 +45,7 @@ def _load(file: str) -> tuple[np.ndarray, int]:
     if not path.is_file():
         raise _refused(file, "there is no such file")
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             ids = np.asarray(arrays[EXPERT_IDS])
             stated = int(arrays[NUM_EXPERTS]) if NUM_EXPERTS in arrays else None
     except (ValueError, TypeError, KeyError, IndexError, OSError, EOFError) as error:

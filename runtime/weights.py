@@ -84,14 +84,9 @@ class MadeUpWeights:
 
     def model(self, device: torch.device) -> PreTrainedModel:
         torch.manual_seed(self.seed)
-        classes = self.architecture.expert_classes
-        default = torch.get_default_dtype()
-        torch.set_default_dtype(self.architecture.dtype)
-        try:
-            with without_experts(classes), device:
-                model = AutoModelForCausalLM.from_config(self.architecture.config)
-        finally:
-            torch.set_default_dtype(default)
+        architecture = self.architecture
+        with without_experts(architecture.expert_classes), device:
+            model = AutoModelForCausalLM.from_config(architecture.config, dtype=architecture.dtype)
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.data.normal_(0, SCALE)

@@ -121,9 +121,10 @@ def cover(space: IdSpace, device: torch.device) -> TableRouting:
 def _everything_resident(policies: Policies) -> Policies:
     """A slot for each expert; chunks and groups as before."""
     own = policies.prefill.config
-    cut = {"chunk_tokens": own.chunk_tokens, "groups": own.groups, "ring": 1}
-    stream = AlwaysStream(AlwaysStream.Config(**cut))
-    demand = Demand(Demand.Config(**cut, max_tokens=ANY_LENGTH), stream)
+    config = Demand.Config(
+        chunk_tokens=own.chunk_tokens, groups=own.groups, ring=1, max_tokens=ANY_LENGTH
+    )
+    demand = Demand(config, AlwaysStream(AlwaysStream.Config()))
     return Policies(Lru(Lru.Config(slots="all")), demand, Gpu(Gpu.Config()))
 
 

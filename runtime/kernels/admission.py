@@ -86,27 +86,27 @@ def _write_request(
 
 
 @triton.jit
-def _wait_for_all(arrived_ptr: tl.tensor, program: tl.tensor, LISTS: tl.constexpr) -> None:
-    """Until all LISTS + 1 programs are here. Needs all of them to get a multiprocessor.
+def _wait_for_all(arrived_ptr: tl.tensor, program: tl.tensor, lists: tl.tensor) -> None:
+    """Until all lists + 1 programs are here. Needs all of them to get a multiprocessor.
 
     The top bit turns once the sum of a round is complete, so the counter is never reset.
     """
     tl.debug_barrier()
-    step = tl.where(program == LISTS, 2**31 - LISTS, 1).to(tl.int32)
+    step = tl.where(program == lists, 2**31 - 1 - (lists - 1), 1)
     before = tl.atomic_add(arrived_ptr, step, sem="acq_rel")
     while (tl.atomic_add(arrived_ptr, 0, sem="acquire") ^ before) >= 0:
         pass
     tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=["num", "base", "num_experts", "num_ids", "num_slots"])
+@triton.jit(do_not_specialize=["num", "base", "num_experts", "num_ids", "num_slots", "lists"])
 def _admit_kernel(
     ids_ptr: tl.tensor, slot_of_ptr: tl.tensor, id_of_ptr: tl.tensor, keys_ptr: tl.tensor,
     unique_ptr: tl.tensor, copy_expert_ptr: tl.tensor, copy_slot_ptr: tl.tensor,
     counts_ptr: tl.tensor, totals_ptr: tl.tensor, list_key_ptr: tl.tensor,
     list_tie_ptr: tl.tensor, list_slot_ptr: tl.tensor, arrived_ptr: tl.tensor, num: tl.tensor,
     base: tl.tensor, num_experts: tl.tensor, num_ids: tl.tensor, num_slots: tl.tensor,
-    N_PAD: tl.constexpr, LISTS: tl.constexpr, LENGTH: tl.constexpr, FIRST: tl.constexpr,
+    lists: tl.tensor, N_PAD: tl.constexpr, LENGTH: tl.constexpr, FIRST: tl.constexpr,
     PARTS: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     program = tl.program_id(0)
@@ -121,13 +121,13 @@ def _admit_kernel(
         expert = tl.load(ids_ptr + item, mask=item < num, other=num_experts).to(tl.int32)
         wanted = tl.where(expert < num_experts, base + expert, -1)
         # Asked for before it is known whether anything misses: a second wait would cost more.
-        slot = dealt_slots(program, LISTS, LENGTH)
+        slot = dealt_slots(program, lists, LENGTH)
         mine = slot < num_slots
         held = tl.load(id_of_ptr + slot, mask=mine, other=0)
         missed = tl.load(slot_of_ptr + wanted, mask=wanted >= 0, other=0) < 0
         key = tl.load(keys_ptr + held, mask=mine, other=0)
         giving = tl.max(missed.to(tl.int32)) > 0
-        if program == LISTS:
+        if program == lists:
             _write_request(
                 unique_ptr, copy_expert_ptr, copy_slot_ptr, counts_ptr, totals_ptr, wanted,
                 missed, num, base, num_ids, N_PAD,
@@ -135,19 +135,19 @@ def _admit_kernel(
         elif giving:
             write_list(
                 list_key_ptr, list_tie_ptr, list_slot_ptr, slot, held, key, wanted, num_ids,
-                num_slots, program, LISTS, LENGTH,
+                num_slots, program, lists, LENGTH,
             )  # fmt: skip
-    if PARTS & 2:
+    if PARTS & 2:  # noqa: SIM102 (the outer one is decided when it is compiled)
         if giving:
             if PARTS & 1:
-                _wait_for_all(arrived_ptr, program, LISTS)
+                _wait_for_all(arrived_ptr, program, lists)
             misses = tl.load(counts_ptr + 2)
-            if (misses > 0) & (program < LISTS):
+            if (misses > 0) & (program < lists):
                 total_ptr = None if totals_ptr is None else totals_ptr + 3
                 give(
                     list_key_ptr, list_tie_ptr, list_slot_ptr, slot_of_ptr, id_of_ptr,
                     copy_expert_ptr, copy_slot_ptr, counts_ptr + 3, total_ptr, base, misses,
-                    program, LISTS, LENGTH, FIRST,
+                    program, lists, LENGTH, FIRST,
                 )  # fmt: skip
 
 
@@ -203,7 +203,7 @@ def launch_admit(
         _admit_kernel[(lists if parts == _GIVE else lists + 1,)](
             ids, slot_of, id_of, keys, *out, totals, list_keys, list_ties, list_slots, arrived,
             num, layer * num_experts, num_experts, slot_of.numel() - 1, num_slots,
-            N_PAD=padded, LISTS=lists, LENGTH=length, FIRST=first, PARTS=parts,
+            lists, N_PAD=padded if parts & _LIST else 1, LENGTH=length, FIRST=first, PARTS=parts,
             EARLY=early, num_warps=form.num_warps, **launch_options(early and parts == _GIVE),
         )  # fmt: skip
     return out

@@ -4,7 +4,7 @@ The order is by (key, tie): empty slots first, then residents by key and id; slo
 the step needs are dead and come last. Two stages, with every program done with the first before
 any begins the second:
 
-1. `write_list`: the slots are dealt over LISTS programs, LENGTH to each, and each sorts its own by
+1. `write_list`: the slots are dealt over lists programs, LENGTH to each, and each sorts its own by
    comparing all pairs. So every slot and key is read once, by many multiprocessors at a time.
 2. `give`: each program ranks the FIRST slots of its own list among the FIRST of all lists, and
    gives away those that rank below the number of misses. That is exact unless the low keys crowd
@@ -28,23 +28,23 @@ def _before(key_a: tl.tensor, tie_a: tl.tensor, key_b: tl.tensor, tie_b: tl.tens
 
 
 @triton.jit
-def dealt_slots(program: tl.tensor, LISTS: tl.constexpr, LENGTH: tl.constexpr) -> tl.tensor:
-    """The slots of a list: one of each row of LISTS slots.
+def dealt_slots(program: tl.tensor, lists: tl.tensor, LENGTH: tl.constexpr) -> tl.tensor:
+    """The slots of a list: one of each row of lists slots.
 
     Rows are turned against each other, so that neither neighbours nor slots an even stride apart,
     which a policy may well have filled together, meet in one list.
     """
     row = tl.arange(0, LENGTH)
-    return row * LISTS + (program + row) % LISTS
+    return row * lists + (program + row) % lists
 
 
 @triton.jit
 def write_list(
     list_key_ptr: tl.tensor, list_tie_ptr: tl.tensor, list_slot_ptr: tl.tensor, slot: tl.tensor,
     held: tl.tensor, key: tl.tensor, wanted: tl.tensor, num_ids: tl.tensor, num_slots: tl.tensor,
-    program: tl.tensor, LISTS: tl.constexpr, LENGTH: tl.constexpr,
+    program: tl.tensor, lists: tl.tensor, LENGTH: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Sorts a program's slots and writes them; place p of all lists lies together, at p * LISTS.
+    """Sorts a program's slots and writes them; place p of all lists lies together, at p * lists.
 
     held and key [LENGTH] are what the slots hold; wanted [N] has negative ids for none.
     """
@@ -58,7 +58,7 @@ def write_list(
     # Dead slots differ in tie too, so that every slot has its own place.
     tie = tl.where(dead, _DEAD_TIE + tl.arange(0, LENGTH), tie)
     lower = _before(key[:, None], tie[:, None], key[None, :], tie[None, :])
-    at = tl.sum(lower.to(tl.int32), axis=0) * LISTS + program
+    at = tl.sum(lower.to(tl.int32), axis=0) * lists + program
     tl.store(list_key_ptr + at, key)
     tl.store(list_tie_ptr + at, tie)
     tl.store(list_slot_ptr + at, slot)
@@ -69,12 +69,12 @@ def _give_first(
     list_key_ptr: tl.tensor, list_tie_ptr: tl.tensor, list_slot_ptr: tl.tensor,
     slot_of_ptr: tl.tensor, id_of_ptr: tl.tensor, copy_expert_ptr: tl.tensor,
     copy_slot_ptr: tl.tensor, evictions_ptr: tl.tensor, total_ptr: tl.tensor, base: tl.tensor,
-    misses: tl.tensor, program: tl.tensor, LISTS: tl.constexpr, FIRST: tl.constexpr,
+    misses: tl.tensor, program: tl.tensor, lists: tl.tensor, FIRST: tl.constexpr,
     CUT: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Gives away, or returns 1 with nothing done where lists cut at FIRST do not suffice."""
     place = tl.arange(0, FIRST)
-    at = place * LISTS + program
+    at = place * lists + program
     key = tl.load(list_key_ptr + at)
     tie = tl.load(list_tie_ptr + at)
     slot = tl.load(list_slot_ptr + at)
@@ -82,15 +82,15 @@ def _give_first(
     if CUT:
         rank += tl.where(place == FIRST - 1, _CUT, 0)
     CHUNK: tl.constexpr = min(_PAIRS.value // FIRST, 512)
-    for begin in range(0, FIRST * LISTS, CHUNK):
+    for begin in range(0, FIRST * lists, CHUNK):
         other = begin + tl.arange(0, CHUNK)
-        inside = other < FIRST * LISTS
+        inside = other < FIRST * lists
         other_key = tl.load(list_key_ptr + other, mask=inside, other=_LAST_KEY)
         other_tie = tl.load(list_tie_ptr + other, mask=inside, other=_DEAD_TIE)
         lower = _before(other_key[:, None], other_tie[:, None], key[None, :], tie[None, :])
         if CUT:
             # A list whose last place is reached may go on below this slot: one sum tells both.
-            weight = tl.where(other >= (FIRST - 1) * LISTS, 1 + _CUT, 1)
+            weight = tl.where(other >= (FIRST - 1) * lists, 1 + _CUT, 1)
             rank += tl.sum(tl.where(lower, weight[:, None], 0), axis=0)
         else:
             rank += tl.sum(lower.to(tl.int32), axis=0)
@@ -116,19 +116,19 @@ def give(
     list_key_ptr: tl.tensor, list_tie_ptr: tl.tensor, list_slot_ptr: tl.tensor,
     slot_of_ptr: tl.tensor, id_of_ptr: tl.tensor, copy_expert_ptr: tl.tensor,
     copy_slot_ptr: tl.tensor, evictions_ptr: tl.tensor, total_ptr: tl.tensor, base: tl.tensor,
-    misses: tl.tensor, program: tl.tensor, LISTS: tl.constexpr, LENGTH: tl.constexpr,
+    misses: tl.tensor, program: tl.tensor, lists: tl.tensor, LENGTH: tl.constexpr,
     FIRST: tl.constexpr,
 ) -> None:  # fmt: skip
     """The j-th slot of the giving order goes to the j-th missing expert, j < misses."""
     crowded = _give_first(
         list_key_ptr, list_tie_ptr, list_slot_ptr, slot_of_ptr, id_of_ptr, copy_expert_ptr,
-        copy_slot_ptr, evictions_ptr, total_ptr, base, misses, program, LISTS, FIRST,
+        copy_slot_ptr, evictions_ptr, total_ptr, base, misses, program, lists, FIRST,
         FIRST < LENGTH,
     )  # fmt: skip
-    if FIRST < LENGTH:
+    if FIRST < LENGTH:  # noqa: SIM102 (the outer one is decided when it is compiled)
         if crowded > 0:
             _give_first(
                 list_key_ptr, list_tie_ptr, list_slot_ptr, slot_of_ptr, id_of_ptr,
                 copy_expert_ptr, copy_slot_ptr, evictions_ptr, total_ptr, base, misses, program,
-                LISTS, LENGTH, False,
+                lists, LENGTH, False,
             )  # fmt: skip

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Reruns every benchmark on one GPU, one process after another, and fills the table.
+#   benchmarks/run.sh [RESULTS]     default: benchmarks/results
+# PYTHON and PEER_PYTHON name the interpreters, GPU the device's index.
+set -u
+cd "$(dirname "$0")/.."
+results=${1:-benchmarks/results}
+python=${PYTHON:-.venv/bin/python}
+peer_python=${PEER_PYTHON:-$python}
+export CUDA_VISIBLE_DEVICES=${GPU:-0}
+failed=0
+
+# once NAME COMMAND...: run COMMAND --out FOLDER unless the folder is whole.
+once() {
+  local folder=$results/$1
+  shift
+  if [ -e "$folder/result.json" ]; then
+    echo "have $folder"
+  elif ! "$@" --out "$folder"; then
+    echo "FAILED: $*" >&2
+    failed=1
+  fi
+}
+ours() {
+  local name=$1
+  shift
+  once "$name" "$python" -c 'from residency.cli import main; main()' bench device=cuda "$@"
+}
+freetoken() {
+  local name=$1
+  shift
+  once "$name" "$peer_python" benchmarks/peers/freetoken_bench.py "$@"
+}
+
+qwen="model=qwen3_30b_a3b model.layers=24"
+flash="model=flash_next_moe model.layers=8"
+gpt_oss="model=gpt_oss_20b"
+models=benchmarks/peers/models
+
+for routing in model even; do
+  even=$([ $routing = even ] && echo --even-routing)
+  freetoken qwen-freetoken-$routing $models/qwen3-30b-a3b-24l --slots 1024 $even
+  for prefill in always_stream hit_d2d demand; do
+    ours qwen-$prefill-$routing $qwen model.routing=$routing prefill=$prefill cache.slots=1024
+  done
+  freetoken flash-freetoken-$routing $models/flash-next-moe-24l --layers 8 --bfloat16 \
+    --slots 1024 $even
+  for prefill in always_stream demand; do
+    ours flash-$prefill-$routing $flash model.routing=$routing prefill=$prefill cache.slots=1024
+  done
+done
+for cache in lru lrfu; do
+  ours qwen-$cache-skewed $qwen model.routing=skewed cache=$cache cache.slots=1024
+  ours qwen-$cache-skewed-warm $qwen model.routing=skewed cache=$cache cache.slots=1024 \
+    workload.pool=warm
+done
+ours gpt-oss-lrfu-trace $gpt_oss model.routing=trace:tests/data/gpt-oss-20b_decode.npz
+once qwen-accelerate-model "$peer_python" benchmarks/peers/accelerate_bench.py \
+  $models/qwen3-30b-a3b-24l --layers 4 --lengths 16,256
+
+"$python" benchmarks/table.py "$results" || failed=1
+exit $failed
