@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from residency.policies.step import IdSpace
@@ -100,8 +99,7 @@ def admit(
     rows = torch.where(hit, slots, num_slots + bypassed.cumsum(0) - 1)
     evictions = unique.new_zeros(())
     if num_slots:
-        find = first_to_go if id_of.device.type == "cpu" else eviction_order
-        order = find(unique, hit, id_of, keys)
+        order = eviction_order(unique, hit, id_of, keys)
         entering_rank = (entering.cumsum(0) - 1).clamp_(min=0, max=len(order) - 1)
         target = order[entering_rank]
         evicted = torch.where(entering, id_of[target].long(), sink)
@@ -113,29 +111,6 @@ def admit(
         _assign(id_of, target, unique, entering)
     counts = torch.stack([real.sum(), hit.sum(), missing.sum(), evictions])
     return Admission(unique, rows, missing, counts)
-
-
-def first_to_go(
-    unique: torch.Tensor, hit: torch.Tensor, id_of: torch.Tensor, keys: torch.Tensor
-) -> torch.Tensor:
-    """The first slots of `eviction_order`, at least as many as there are ids, for the CPU.
-
-    Selects before it sorts: a chunk's admission on the host looks at thousands of slots.
-    """
-    ids, needed = id_of.numpy(), min(len(unique), len(id_of))
-    sink = len(keys) - 1
-    protected = np.isin(ids, unique[hit].numpy())
-    empty = ids == sink
-    rank = np.where(empty, EMPTY, np.where(protected, PROTECTED, EVICTABLE))
-    key = np.where(empty, 0, keys.numpy()[ids])
-    chosen = np.flatnonzero(rank != PROTECTED)
-    if len(chosen) > needed > 0:
-        # The needed-th smallest key bounds the choice; all ties with it stay in.
-        bounds = np.where(empty, np.iinfo(np.int64).min, key)[chosen]
-        chosen = chosen[bounds <= np.partition(bounds, needed - 1)[needed - 1]]
-    order = chosen[np.lexsort((ids[chosen], key[chosen], rank[chosen]))]
-    # Slots that this step needs go last; they are given only to pad a fixed shape.
-    return torch.from_numpy(np.concatenate([order, np.flatnonzero(rank == PROTECTED)]))
 
 
 def eviction_order(

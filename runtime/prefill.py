@@ -16,7 +16,7 @@ import torch
 from residency.policies.errors import PolicyError
 from residency.policies.prefill import LayerView, Plan, PrefillMode
 from residency.policies.step import Phase, Step
-from residency.runtime.admission import Placed, distinct
+from residency.runtime.admission import Placed
 from residency.runtime.counters import Counters, Source
 from residency.runtime.experts import Call, Maths, PartialSum
 from residency.runtime.lanes import Mark
@@ -98,20 +98,21 @@ class PrefillExecutor:
         if self._token is None:
             self._token = step.token.to(self._maps.device)
         step = replace(step, token=self._token)
-        unique = distinct(ids, step.layer, self.pool.space)
-        self._count_lookups(step, unique)
+        unique = self._maps.distinct(ids, step.layer)
+        resident = self._maps.slot_of[unique] >= 0
         if self._waits:
             self._plan_now(step, unique, work)
         self._run(step, work)
-        self._maps.touch(unique, step)
         out_TH: torch.Tensor = work.combined()
+        # The books come last: with the maps on the host they are kept while the device computes.
+        self._count_lookups(step, unique, resident)
+        self._maps.touch(unique, step)
         return out_TH
 
-    def _count_lookups(self, step: Step, unique: torch.Tensor) -> None:
+    def _count_lookups(self, step: Step, unique: torch.Tensor, resident: torch.Tensor) -> None:
         real = unique != self.pool.space.sink
-        hits = (real & (self._maps.slot_of[unique] >= 0)).sum()
-        lookups, none = real.sum(), torch.zeros_like(hits)
-        counts = torch.stack([lookups, hits, lookups - hits, none])
+        lookups, hits = real.sum(), (real & resident).sum()
+        counts = torch.stack([lookups, hits, lookups - hits, torch.zeros_like(hits)])
         self.counters.count(step.layer, step.phase, counts)
 
     def _run(self, step: Step, work: PartialSum) -> None:
@@ -149,7 +150,7 @@ class PrefillExecutor:
         space = self.pool.space
         first = step.layer * space.num_experts
         routed = torch.zeros(space.num_experts, dtype=torch.bool)
-        routed[unique[unique != space.sink] - first] = True
+        routed[unique - first] = True
         slots_E = self._maps.layer_slots(step.layer).clone()
         plan = self._checked(LayerView(step.layer, self._num_tokens, slots_E >= 0, routed))
         if not plan.admit.any():

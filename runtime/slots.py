@@ -10,6 +10,7 @@ from residency.policies.cache import CachePolicy
 from residency.policies.errors import PolicyError
 from residency.policies.step import IdSpace, Phase, Step
 from residency.runtime.admission import Admission, admit, distinct
+from residency.runtime.host_admission import admit_on_host, distinct_on_host
 
 
 class SlotPool:
@@ -93,11 +94,22 @@ class SlotPool:
 
     def admit(self, experts: torch.Tensor, step: Step) -> Admission:
         """Admit what `experts` (int [N] within the layer) lacks, as the policy allows."""
-        unique = distinct(experts, step.layer, self.space)
+        unique = self.distinct(experts, step.layer)
         self.invalidate()
-        return admit(
+        form = admit_on_host if self.device.type == "cpu" else admit
+        return form(
             unique, self.slot_of, self.id_of, self.policy.keys, self.policy.admits(unique, step)
         )
+
+    def distinct(self, experts: torch.Tensor, layer: int) -> torch.Tensor:
+        """Distinct global ids of `experts` (int [N] within the layer), ascending: int64 [M].
+
+        On a device M is fixed by N, and the sink id pads them.
+        """
+        if self.device.type != "cpu":
+            return distinct(experts, layer, self.space)
+        ids = distinct_on_host(experts.numpy(), self.space.num_experts)
+        return torch.from_numpy(ids + layer * self.space.num_experts)
 
     def may_decline(self, step: Step) -> bool:
         """Whether the policy could leave a missing expert out of the slots in this phase."""

@@ -43,9 +43,9 @@ class AttendConfig(NamedTuple):
 
 
 ATTEND_CONFIGS = [
+    AttendConfig(16, 32, 4, 3),
     AttendConfig(32, 32, 4, 2),
     AttendConfig(32, 64, 4, 2),
-    AttendConfig(16, 32, 4, 3),
     AttendConfig(16, 64, 4, 2),
     AttendConfig(32, 16, 4, 3),
     AttendConfig(64, 32, 4, 2),

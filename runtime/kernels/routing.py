@@ -25,8 +25,8 @@ from residency.runtime.kernels.dense import (
 )
 
 ROUTER_CONFIGS = [
-    DenseConfig(1, 4),
     DenseConfig(2, 4),
+    DenseConfig(1, 4),
     DenseConfig(4, 4),
     DenseConfig(1, 8),
     DenseConfig(2, 2),

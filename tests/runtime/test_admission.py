@@ -1,12 +1,14 @@
 """Admission against a naive reading of its rules, over random ids, keys and pools."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from residency.policies.cache.lru import Lru
 from residency.policies.step import IdSpace, Phase, Step
-from residency.runtime.admission import admit, distinct, eviction_order, first_to_go
+from residency.runtime.admission import admit, distinct
+from residency.runtime.host_admission import admit_on_host, distinct_on_host
 from residency.runtime.slots import SlotPool
 
 SPACE = IdSpace(num_layers=2, num_experts=6, top_k=3)
@@ -44,9 +46,10 @@ steps = st.lists(
 )
 
 
+@pytest.mark.parametrize("form", [admit, admit_on_host])
 @given(num_slots=st.integers(5, 14), steps=steps, declines=st.booleans())
 @settings(deadline=None, max_examples=150)
-def test_equal_to_the_naive_pool(num_slots, steps, declines):
+def test_equal_to_the_naive_pool(form, num_slots, steps, declines):
     naive = NaivePool(num_slots)
     slot_of = torch.full((SPACE.num_ids + 1,), -1, dtype=torch.int32)
     id_of = torch.full((num_slots,), SPACE.sink, dtype=torch.int32)
@@ -55,27 +58,12 @@ def test_equal_to_the_naive_pool(num_slots, steps, declines):
             admitted = [True] * SPACE.num_ids
         unique = distinct(torch.tensor(experts), layer, SPACE)
         mask = torch.tensor([*admitted, True])[unique] if declines else None
-        result = admit(unique, slot_of, id_of, torch.tensor([*keys, 0]), mask)
+        result = form(unique, slot_of, id_of, torch.tensor([*keys, 0]), mask)
         ids = [layer * SPACE.num_experts + e for e in experts]
         assert result.counts.tolist() == list(naive.admit(ids, keys, admitted))
         held = [None if i == SPACE.sink else i for i in id_of.tolist()]
         assert held == naive.slots
         check_rows(result, slot_of, num_slots)
-
-
-@given(num_slots=st.integers(5, 14), steps=steps)
-@settings(deadline=None, max_examples=60)
-def test_the_host_form_gives_slots_in_the_order_of_the_definition(num_slots, steps):
-    slot_of = torch.full((SPACE.num_ids + 1,), -1, dtype=torch.int32)
-    id_of = torch.full((num_slots,), SPACE.sink, dtype=torch.int32)
-    for layer, experts, keys, _ in steps:
-        unique = distinct(torch.tensor(experts), layer, SPACE)
-        keys = torch.tensor([*keys, 0])
-        hit = (unique != SPACE.sink) & (slot_of[unique] >= 0)
-        given = first_to_go(unique, hit, id_of, keys)
-        free = min(len(unique), int((~torch.isin(id_of, unique[hit])).sum()))
-        assert torch.equal(given[:free], eviction_order(unique, hit, id_of, keys)[:free])
-        admit(unique, slot_of, id_of, keys, None)
 
 
 def check_rows(result, slot_of, num_slots):
@@ -94,6 +82,13 @@ def test_distinct_is_sorted_and_padded_and_ignores_none():
     assert unique.tolist() == [7, 10, SPACE.sink, SPACE.sink]
 
 
+@given(experts=st.lists(st.integers(0, 5), min_size=1))
+def test_distinct_on_the_host_is_the_same_without_padding(experts):
+    unique = distinct(torch.tensor(experts), 1, SPACE)
+    on_host = distinct_on_host(torch.tensor(experts).numpy(), SPACE.num_experts) + 6
+    assert unique[unique != SPACE.sink].tolist() == on_host.tolist()
+
+
 def test_admission_needs_no_host():
     """Meta tensors have no values, so whatever reads one on the host raises."""
     unique = distinct(torch.empty(4, dtype=torch.int64, device="meta"), 0, SPACE)
@@ -104,8 +99,6 @@ def test_admission_needs_no_host():
 
 
 def test_pool_audits_itself():
-    import pytest
-
     from residency.policies.errors import PolicyError
 
     pool = SlotPool(SPACE, 4, Lru(Lru.Config()), torch.device("cpu"))

@@ -1,0 +1,78 @@
+"""Admission on the host, for chunks whose layers the host plans one by one.
+
+What `admission.admit` does to the same maps, selecting before it sorts: a chunk asks for hundreds
+of experts among thousands of slots, while the link waits for the answer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from residency.runtime.admission import Admission
+
+IntArray = np.ndarray
+
+
+def admit_on_host(
+    unique: torch.Tensor,
+    slot_of: torch.Tensor,
+    id_of: torch.Tensor,
+    keys: torch.Tensor,
+    admitted: torch.Tensor | None,
+) -> Admission:
+    """As `admission.admit`, on CPU tensors, which it updates in place."""
+    ids, slots, held = unique.numpy(), slot_of.numpy(), id_of.numpy()
+    sink, num_slots = len(slots) - 1, len(held)
+    real = ids != sink
+    rows = slots[ids].astype(np.int64)
+    hit = real & (rows >= 0)
+    missing = real & ~hit
+    entering = missing if admitted is None else missing & admitted.numpy()
+    bypassed = missing & ~entering
+    rows[bypassed] = num_slots + np.arange(bypassed.sum())
+    num_entering, evictions = int(entering.sum()), 0
+    if num_entering:
+        target = first_to_go(ids[hit], num_entering, held, keys.numpy())
+        evicted = held[target]
+        slots[evicted] = -1
+        slots[ids[entering]] = target
+        slots[sink] = -1
+        held[target] = ids[entering]
+        rows[entering] = target
+        evictions = int((evicted != sink).sum())
+    counts = [int(real.sum()), int(hit.sum()), int(missing.sum()), evictions]
+    fetched = torch.from_numpy(missing)
+    return Admission(unique, torch.from_numpy(rows), fetched, torch.tensor(counts))
+
+
+def first_to_go(needed: IntArray, count: int, held: IntArray, keys: IntArray) -> IntArray:
+    """The first `count` slots to be taken: empty ones by index, then others by (key, id).
+
+    needed: ids that stay. held: the id in each slot, the sink id where it is empty. Precondition:
+    so many slots are free of needed ids.
+    """
+    sink = len(keys) - 1
+    empty = np.flatnonzero(held == sink)[:count]
+    if len(empty) == count:
+        return empty
+    stays = np.zeros(len(keys), dtype=bool)
+    stays[needed] = True
+    stays[sink] = True
+    evictable = np.flatnonzero(~stays[held])
+    wanted = count - len(empty)
+    assert wanted <= len(evictable), f"{wanted} slots wanted, {len(evictable)} can be had"
+    key = keys[held[evictable]]
+    if wanted < len(evictable):
+        # The last wanted key bounds the choice; all ties with it stay in until they are sorted.
+        within = key <= np.partition(key, wanted - 1)[wanted - 1]
+        evictable, key = evictable[within], key[within]
+    order = np.lexsort((held[evictable], key))[:wanted]
+    return np.concatenate([empty, evictable[order]])
+
+
+def distinct_on_host(experts: IntArray, num_experts: int) -> IntArray:
+    """Distinct ids within the layer, ascending: int64 [M]."""
+    wanted = np.zeros(num_experts, dtype=bool)
+    wanted[experts] = True
+    return np.flatnonzero(wanted)
