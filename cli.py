@@ -65,7 +65,7 @@ def run(
     with user_errors():
         from residency.conf import build_engine
         from residency.conf.commands import compose_run
-        from residency.runtime.results import ResultFolder
+        from residency.runtime.results import ResultFolder, require_writable
         from residency.runtime.tables import report_table
 
         config = compose_run(overrides or [], prompt, prompt_file)
@@ -74,6 +74,8 @@ def run(
             return
         _refuse_conflicts(config)
         folder = ResultFolder(out_dir, force) if out_dir else None
+        if routes:
+            require_writable(routes, "--routes")
         with _loading_bar() as progress, build_engine(config, progress) as engine:
             if not as_json:
                 out.print(config.workload.config.prompt, end="", style="bold", markup=False)

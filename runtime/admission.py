@@ -48,15 +48,10 @@ class Placed(NamedTuple):
 
     @classmethod
     def of(cls, admission: Admission, layer: int, space: IdSpace) -> Placed:
-        placed = cls(Rows([], []), Rows([], []))
-        first = layer * space.num_experts
-        columns = (admission.unique.tolist(), admission.rows.tolist(), admission.fetched.tolist())
-        for unique, row, fetched in zip(*columns, strict=True):
-            if unique != space.sink:
-                target = placed.misses if fetched else placed.hits
-                target.experts.append(unique - first)
-                target.rows.append(row)
-        return placed
+        experts = admission.unique - layer * space.num_experts
+        missed = admission.fetched
+        hit = ~missed & (admission.unique != space.sink)
+        return cls(*(Rows(experts[m].tolist(), admission.rows[m].tolist()) for m in (hit, missed)))
 
 
 def distinct(experts: torch.Tensor, layer: int, space: IdSpace) -> torch.Tensor:

@@ -6,15 +6,14 @@ K experts per token, T tokens of a step.
 
 from __future__ import annotations
 
-import os
-import tempfile
+import io
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from residency.policies.errors import OutputError
 from residency.policies.step import IdSpace, Phase, Step
+from residency.runtime.results import write_whole
 
 
 class RouteRecorder:
@@ -48,9 +47,6 @@ class RouteRecorder:
             "num_experts": np.int64(self.space.num_experts),
             "decode": self._decoded_N.cpu().numpy()[seen],
         }
-        try:
-            with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
-                np.savez_compressed(temporary, **arrays)
-            os.replace(temporary.name, file)
-        except OSError as error:
-            raise OutputError(f"--routes {file}: writing failed ({error.strerror})") from error
+        content = io.BytesIO()
+        np.savez_compressed(content, **arrays)
+        write_whole({file: content.getvalue()}, "--routes")

@@ -24,12 +24,11 @@ class ResultFolder:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=path):
-                pass
         except OSError as error:
             raise OutputError(
                 f"--out {path}: cannot be written ({error.strerror}); choose another folder"
             ) from error
+        require_writable(path / RESULT_NAME, "--out")
         if (path / RESULT_NAME).exists() and not force:
             raise OutputError(
                 f"--out {path}: there is a {RESULT_NAME} already; choose another folder or add "
@@ -42,26 +41,64 @@ class ResultFolder:
         config_yaml: str,
         others: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
-        """Write all files, `others` by name. The result comes last: a folder with it is whole."""
-        try:
-            (self.path / RESULT_NAME).unlink(missing_ok=True)
-            _replace(self.path / CONFIG_NAME, config_yaml.encode())
-            for name, content in others.items():
-                _replace(self.path / name, content)
-            _replace(self.path / RESULT_NAME, json.dumps(result, indent=1).encode() + b"\n")
-        except OSError as error:
-            raise OutputError(f"--out {self.path}: writing failed ({error.strerror})") from error
+        """Write all files, `others` by name. The result comes last: a folder with it is whole.
+
+        A result that was there stays until the new files are all on disk.
+        """
+        content = {CONFIG_NAME: config_yaml.encode(), **others}
+        content[RESULT_NAME] = json.dumps(result, indent=1).encode() + b"\n"
+        write_whole({self.path / name: data for name, data in content.items()}, "--out")
 
 
-def _replace(file: Path, content: bytes) -> None:
-    """Write beside the file and rename: readers see the old file or the new one, never a part."""
-    descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+def require_writable(file: Path, option: str) -> None:
+    """Raises OutputError now if `file` could not be written later."""
+    try:
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise OutputError(
+            f"{option} {file.parent}: cannot be written ({error.strerror}); choose another folder"
+        ) from error
+    if file.is_dir():
+        raise OutputError(f"{option} {file}: is a folder; name a file")
+
+
+def write_whole(files: Mapping[Path, bytes], option: str) -> None:
+    """Write beside each file, then rename all: readers see old files or new ones, never a part.
+
+    Raises OutputError, and leaves the old files, when the disk does not take the new ones.
+    """
+    staged: dict[Path, Path] = {}
+    try:
+        for file, content in files.items():
+            staged[file] = _stage(file, content)
+        for file, temporary in staged.items():
+            os.replace(temporary, file)
+    except OSError as error:
+        folder = next(iter(files)).parent
+        raise OutputError(f"{option} {folder}: writing failed ({error.strerror})") from error
+    finally:
+        for temporary in staged.values():
+            temporary.unlink(missing_ok=True)
+
+
+def _stage(file: Path, content: bytes) -> Path:
+    """A temporary file beside `file` with the content, on disk, readable as new files are."""
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
         with os.fdopen(descriptor, "wb") as stream:
+            os.fchmod(descriptor, 0o666 & ~_umask())
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(temporary, file)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        Path(name).unlink(missing_ok=True)
         raise
+    return Path(name)
+
+
+def _umask() -> int:
+    """The process's mask, which can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

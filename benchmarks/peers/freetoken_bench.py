@@ -104,24 +104,15 @@ def load(folder: Any, options: argparse.Namespace) -> Any:
 
 
 def measure_decode(llm: Any, clock: Clock, options: argparse.Namespace) -> dict[str, Any]:
-    """Times, and its own count of misses; that includes each run's prompt where it counts them."""
+    """Times, and its own count of misses over them and the warm-ups."""
     engine = vars(llm.engine).values()
     cache = next(value for value in engine if type(value).__name__ == "OffloadMoeCache")
     cache.reset_stats()
     seconds = clock.repeated(clock.decode)
-    stats = cache.decode_miss_stats()
-    miss_rate = find_miss_rate(stats)
-    hit_rate = None if miss_rate is None else 1 - miss_rate
-    known = {"miss_rate": miss_rate, "hit_rate": hit_rate, "peer_stats": repr(stats)}
-    return common.decode(options.decode_tokens, seconds, **known)
-
-
-def find_miss_rate(stats: Any) -> float | None:
-    """The number that its statistics call a miss rate, under whichever name."""
-    if not isinstance(stats, dict):
-        return None
-    rates = [value for key, value in stats.items() if "miss_rate" in str(key)]
-    return float(rates[0]) if rates else None
+    miss_rate = cache.decode_miss_stats()["miss_rate"]
+    return common.decode(
+        options.decode_tokens, seconds, miss_rate=miss_rate, hit_rate=1 - miss_rate
+    )
 
 
 def route_evenly() -> None:

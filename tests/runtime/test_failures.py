@@ -273,14 +273,15 @@ def disk_full(_):
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_full_disk_leaves_no_result_that_is_not_this_runs(tmp_path, monkeypatch, nth):
+def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, nth):
     (tmp_path / RESULT_NAME).write_text("an older run's")
     calls = iter(range(1, 9))
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: disk_full(fd) if next(calls) == nth else real(fd))
     result = residency("run", *DEMO, "--out", tmp_path, "--force")
     assert_refused(result, f"--out {tmp_path}", "No space left on device")
-    assert files_in(tmp_path) <= {CONFIG_NAME}
+    assert files_in(tmp_path) == {RESULT_NAME}
+    assert (tmp_path / RESULT_NAME).read_text() == "an older run's"
 
 
 def test_a_run_that_fails_writes_nothing(tmp_path):

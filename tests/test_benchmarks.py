@@ -1,0 +1,68 @@
+"""The benchmark scripts: a table from result files, and peers' fields as ours."""
+
+import importlib.util
+import json
+import subprocess
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from command import residency
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+def script(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def results(checkpoint, tmp_path_factory):
+    """A folder of one run of ours and one of a peer."""
+    folder = tmp_path_factory.mktemp("results")
+    few = ["lengths=[4]", "decode_tokens=2", "decode_context=3", "repeats=1", "warmups=0"]
+    model = ["model=folder", f"model.path={checkpoint}", "device=cpu", "model.routing=even"]
+    workload = [f"workload.{text}" for text in few]
+    ran = residency("bench", *model, *workload, "--out", folder / "ours")
+    assert ran.exit_code == 0, ran.output
+    common = script(BENCHMARKS / "peers" / "common.py")
+    common.write(
+        Namespace(model=Path("m"), out=folder / "peer", repeats=1),
+        "peer",
+        ("no-such-package",),
+        prefill=[common.prefill(4, [0.5])],
+        decode=common.decode(2, [0.5], miss_rate=0.25),
+        notes=["routing: model (routers are made up too)"],
+    )
+    return folder
+
+
+def test_a_peer_has_the_fields_of_a_bench(results):
+    ours, peer = (json.loads((results / n / "result.json").read_text()) for n in ("ours", "peer"))
+    assert set(ours) == set(peer)
+    assert set(ours["prefill"][0]) == set(peer["prefill"][0])
+    assert set(ours["decode"]) == set(peer["decode"])
+
+
+def test_the_table_has_a_row_of_each_run(results):
+    table = script(BENCHMARKS / "table.py")
+    rows = [table.row(file) for file in sorted(results.glob("*/result.json"))]
+    assert [row[0] for row in rows] == ["ours", "peer"]
+    assert rows[0][2] == "real, even" and rows[1][2] == "made up, model"
+    assert rows[1][4:] == ("4: 500", "250", "25.0%")
+    assert table.table(rows).count("\n") == 4
+
+
+def test_the_page_has_room_for_the_table():
+    page = (BENCHMARKS / "README.md").read_text()
+    table = script(BENCHMARKS / "table.py")
+    assert page.count(table.BEGIN) == page.count(table.END) == 1
+
+
+def test_the_runs_can_be_parsed():
+    subprocess.run(["bash", "-n", str(BENCHMARKS / "run.sh")], check=True)
+    for file in BENCHMARKS.rglob("*.py"):
+        compile(file.read_text(), str(file), "exec")
