@@ -134,17 +134,17 @@ def _assign(
 class Copies(NamedTuple):
     """The copies of an admission in the form that the gather kernel reads, compact from the front.
 
-    experts: int32 [N] within the layer; rows: int32 [N]; count: int32 [1].
+    experts: int32 [N] within the layer; rows: int32 [N]; number: int32 [1].
     """
 
     experts: torch.Tensor
     rows: torch.Tensor
-    count: torch.Tensor
+    number: torch.Tensor
 
 
 def copy_list(admission: Admission, layer: int, space: IdSpace) -> Copies:
     """What must be copied, in fixed shapes and without a host synchronisation."""
     order = (~admission.fetched).to(torch.uint8).argsort(stable=True)
     experts = admission.unique[order] - layer * space.num_experts
-    count = admission.fetched.sum(dtype=torch.int32).reshape(1)
-    return Copies(experts.int(), admission.rows[order].int(), count)
+    number = admission.fetched.sum(dtype=torch.int32).reshape(1)
+    return Copies(experts.int(), admission.rows[order].int(), number)

@@ -9,7 +9,7 @@ from residency.policies.step import Step
 from residency.runtime.admission import Placed
 from residency.runtime.banks import Banks
 from residency.runtime.counters import Counters, Source
-from residency.runtime.experts import Call, ExpertMath, Work
+from residency.runtime.experts import Call, ExpertMath, Maths, Work
 from residency.runtime.slots import SlotPool
 from residency.runtime.transfers import Transfers
 
@@ -25,7 +25,7 @@ class DecodeExecutor:
         pool: SlotPool,
         banks: Banks,
         transfers: Transfers,
-        maths: ExpertMath,
+        maths: Maths,
         counters: Counters,
     ) -> None:
         self.target = target
@@ -38,7 +38,7 @@ class DecodeExecutor:
 
     def layer(self, step: Step, call: Call) -> torch.Tensor:
         """The layer's output [T, H]."""
-        work = self.maths.begin(call)
+        work: Work = self.maths.begin(call)
         experts = call.ids_TK.flatten()
         ids = experts + step.layer * self.pool.space.num_experts
         on_host = self.target.on_host(ids, self.pool.slot_of[ids] >= 0, step)

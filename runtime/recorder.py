@@ -42,11 +42,11 @@ class RouteRecorder:
         table = self._table_NLK.cpu().numpy()
         seen = (table >= 0).all(axis=(1, 2))
         small = np.uint8 if self.space.num_experts <= 256 else np.uint16
-        arrays = {
-            "expert_ids": table[seen].astype(small),
-            "num_experts": np.int64(self.space.num_experts),
-            "decode": self._decoded_N.cpu().numpy()[seen],
-        }
         content = io.BytesIO()
-        np.savez_compressed(content, **arrays)
+        np.savez_compressed(
+            content,
+            expert_ids=table[seen].astype(small),
+            num_experts=np.int64(self.space.num_experts),
+            decode=self._decoded_N.cpu().numpy()[seen],
+        )
         write_whole({file: content.getvalue()}, "--routes")

@@ -160,7 +160,8 @@ def _meeting_point(id_of: Tensor) -> Tensor | None:
     """int32 [1], or None while capturing: a graph's own memory would not be zero from the start."""
     if id_of not in _arrived and not torch.cuda.is_current_stream_capturing():
         _arrived[id_of] = id_of.new_zeros(1)
-    return _arrived.get(id_of)
+    point: Tensor | None = _arrived.get(id_of)
+    return point
 
 
 def launch_admit(

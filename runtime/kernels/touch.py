@@ -91,4 +91,4 @@ def touch_of(policy: CachePolicy) -> Touch:
 
 
 def _padded(unique: Tensor) -> int:
-    return max(32, triton.next_power_of_2(unique.numel()))
+    return max(32, int(triton.next_power_of_2(unique.numel())))

@@ -1,5 +1,6 @@
 """LRFU ranks as the paper defines: exact at both ends of the spectrum, and at large times."""
 
+import itertools
 from fractions import Fraction
 
 import pytest
@@ -67,7 +68,7 @@ def test_order_is_that_of_the_exact_crf_wherever_the_two_differ_at_all(history, 
         return sum(2.0 ** float(decay * (t - now)) for t in references[i])
 
     values = [crf(i) for i in order]
-    for lower, higher in zip(values, values[1:], strict=False):
+    for lower, higher in itertools.pairwise(values):
         assert lower <= higher * (1 + 2e-4)
 
 
@@ -97,7 +98,7 @@ def test_every_reference_raises_the_score_even_of_an_expert_referenced_often(dec
     scores = [NEVER]
     for token in range(count):
         scores.append(policy.advance(scores[-1], LATE + token))
-    assert all(a < b for a, b in zip(scores, scores[1:], strict=False))
+    assert all(a < b for a, b in itertools.pairwise(scores))
 
 
 @pytest.mark.parametrize("decay", [0.0, 1e-6, 0.001, 0.1, 0.5, 1.0])

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from residency.policies.errors import ResidencyError
 from residency.runtime.checkpoint import INDEX_NAME
 from residency.runtime.models.demo import Demo
-from residency.runtime.results import CONFIG_NAME, RESULT_NAME
+from residency.runtime.results import RESULT_NAME
 
 DEMO = ("device=cpu", "workload.max_new_tokens=3")
 PROMPT = list(range(3, 20))

@@ -111,7 +111,7 @@ def test_the_copy_list_names_each_fetched_expert_once(ids, slots):
     step = Step(torch.tensor(1), 1, Phase.DECODE)
     admission = pool.admit(torch.tensor(ids), step)
     copies = copy_list(admission, 1, SPACE)
-    count = int(copies.count)
+    count = int(copies.number)
     assert sorted(copies.experts[:count].tolist()) == sorted(set(ids))
     rows = copies.rows[:count].tolist()
     assert [pool.id_of[row] - 8 for row in rows] == copies.experts[:count].tolist()

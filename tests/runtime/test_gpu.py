@@ -1,4 +1,4 @@
-"""Invariant 1 on a GPU: policies, modes, slots, groups, graph replay and eager give the same bits."""
+"""Invariant 1 on a GPU: the same bits over policies, modes, slots, groups, replay and eager."""
 
 import itertools
 
