@@ -6,30 +6,27 @@ import gc
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
-from transformers import PreTrainedModel
 
-from residency.policies.errors import CapacityError, CheckpointError, ConfigError, WorkloadError
+from residency.policies.errors import CheckpointError, ConfigError, WorkloadError
 from residency.policies.step import Phase
 from residency.runtime.architecture import Architecture
 from residency.runtime.environment import environment
 from residency.runtime.generation import Generation, text_pieces
 from residency.runtime.hooks import add_experts, attach, detach
+from residency.runtime.loaded import Loaded
 from residency.runtime.loading import Progress
 from residency.runtime.memory import MemoryPlan, row_faults
 from residency.runtime.offload import OffloadRuntime, Policies
-from residency.runtime.pinning import Pinned
 from residency.runtime.recorder import RouteRecorder
+from residency.runtime.replacements.seam import Seam
 from residency.runtime.report import PhaseTotals, Report
 from residency.runtime.routing import Routing
 from residency.runtime.sampling import Sampler, Sampling
 from residency.runtime.sequence import Sequence, capacity_for
 from residency.runtime.weights import Weights
-
-if TYPE_CHECKING:
-    from residency.runtime.kernels.formats import ExpertShape
 
 
 class Engine:
@@ -66,13 +63,20 @@ class Engine:
         self.made_up = weights.made_up
         plan = plan_memory(architecture, policies, self.context)
         plan.check(device)
-        self.tokenizer = weights.tokenizer()
-        self.model: PreTrainedModel = weights.model(device)
-        self.banks = weights.banks(device, progress)
-        self._pinned = self._pin(allow_pageable, progress)
-        self._shape = self._kernel_shape(kernels)
-        if kernels and device.type == "cuda":
-            self._replace_layers()
+        self._loaded = Loaded(
+            architecture,
+            weights,
+            device,
+            kernels=kernels,
+            allow_pageable=allow_pageable,
+            progress=progress,
+        )
+        self.model, self.banks = self._loaded.model, self._loaded.banks
+        self.tokenizer, self.load_s = self._loaded.tokenizer, self._loaded.load_s
+        self._loaded.fuse_layers(
+            Seam(position_of=lambda: self.runtime.position, add_experts=add_experts)
+        )
+        self.notes += self._loaded.notes
         self._sequence: Sequence | None = None
         self._install(policies, plan)
 
@@ -81,7 +85,7 @@ class Engine:
         self._sequence = None
         self.policies = policies
         self.runtime = OffloadRuntime(
-            self.banks, policies, plan, self.device, self.routing, shape=self._shape
+            self.banks, policies, plan, self.device, self.routing, shape=self._loaded.shape
         )
         attach(self.model, self.architecture.expert_modules, self.runtime)
 
@@ -113,42 +117,12 @@ class Engine:
                 self._uninstall()
             self._install(old, old_plan)
 
-    def _replace_layers(self) -> None:
-        """Fused forms of the layers around the experts, where they are declared."""
-        from residency.runtime.replacements import Seam, apply
-
-        seam = Seam(position_of=lambda: self.runtime.position, add_experts=add_experts)
-        self.notes += apply(self.model, seam)
-
     def record_routes(self) -> RouteRecorder:
         """From now on, up to one context of tokens, note where each token is routed."""
         self._sequence = None  # a graph captured before would not record
         space, clock = self.architecture.space, self.runtime.clock
         self.runtime.recorder = RouteRecorder(space, self.context, clock, self.device)
         return self.runtime.recorder
-
-    def _pin(self, allow_pageable: bool, progress: Progress | None) -> Pinned | None:
-        if self.device.type != "cuda":
-            return None
-        try:
-            return Pinned(self.banks.layers, progress)
-        except CapacityError as error:
-            if not allow_pageable:
-                raise
-            self.notes.append(f"banks are pageable, not pinned: {error}")
-            return None
-
-    def _kernel_shape(self, kernels: bool) -> ExpertShape | None:
-        """The kernels' view of an expert, or None to compute in plain torch; says why in notes."""
-        if self._pinned is None or not kernels:
-            return None
-        from residency.runtime.fused import kernel_shape
-
-        experts = self.model.get_submodule(self.architecture.expert_modules[0])
-        shape = kernel_shape(self.architecture.layout, experts)
-        if shape is None:
-            self.notes.append("experts are computed in plain torch: no kernel for their layout")
-        return shape
 
     def __enter__(self) -> Self:
         return self
@@ -160,10 +134,8 @@ class Engine:
         """Let go of banks, slots and model; the engine cannot be used afterwards."""
         detach(self.model, self.architecture.expert_modules)
         self._sequence = None
-        if self._pinned is not None:
-            torch.cuda.synchronize(self.device)
-            self._pinned.release()
-        del self.model, self.runtime, self.banks
+        del self.runtime, self.model, self.banks
+        self._loaded.close()
 
     def generate(
         self,
@@ -242,7 +214,8 @@ class Engine:
     def _report(self, text: str, ids: list[int], generation: Generation) -> Report:
         rows = self.runtime.counters.rows()
         seconds = (generation.prefill_s, sum(generation.step_s))
-        copy_s = (generation.prefill_copy_s, generation.decode_copy_s)
+        captured = self.runtime.capturable
+        copy_s = (generation.prefill_copy_s, None if captured else generation.decode_copy_s)
         phases = [
             PhaseTotals.of(p, rows, s, c) for p, s, c in zip(Phase, seconds, copy_s, strict=True)
         ]

@@ -19,11 +19,15 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class PhaseTotals:
-    """One phase summed over layers. link_share: part of the phase in which the link was copying."""
+    """One phase summed over layers.
+
+    link_share: part of the phase in which the link was copying; None where that cannot be told,
+    because the copies are part of a captured graph.
+    """
 
     phase: str
     seconds: float
-    link_seconds: float
+    link_seconds: float | None
     lookups: int
     hits: int
     misses: int
@@ -33,7 +37,7 @@ class PhaseTotals:
 
     @classmethod
     def of(
-        cls, phase: Phase, rows: Iterable[LayerCounts], seconds: float, link_seconds: float
+        cls, phase: Phase, rows: Iterable[LayerCounts], seconds: float, link_seconds: float | None
     ) -> PhaseTotals:
         own = [row for row in rows if row.phase == phase]
         fields = ("lookups", "hits", "misses", "evictions", "computed")
@@ -43,7 +47,9 @@ class PhaseTotals:
         return cls(str(phase), seconds, link_seconds, **sums, bytes=moved)
 
     @property
-    def link_share(self) -> float:
+    def link_share(self) -> float | None:
+        if self.link_seconds is None:
+            return None
         return self.link_seconds / self.seconds if self.seconds else 0.0
 
     @property

@@ -34,7 +34,11 @@ def _time(report: Report, phase: PhaseTotals) -> str:
 
 
 def _hit_rate(report: Report, phase: PhaseTotals) -> str:
-    return "-" if phase.hit_rate is None else f"{phase.hit_rate:.1%}"
+    return _share(phase.hit_rate)
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
 
 
 def _mib(num_bytes: int) -> str:
@@ -50,5 +54,5 @@ _ROWS: dict[str, Callable[[Report, PhaseTotals], str]] = {
     "hit rate": _hit_rate,
     "evictions": lambda report, phase: f"{phase.evictions:,}",
     "computed on host": lambda report, phase: f"{phase.computed:,}",
-    "link share of time": lambda report, phase: f"{phase.link_share:.1%}",
+    "link share of time": lambda report, phase: _share(phase.link_share),
 }

@@ -87,6 +87,7 @@ def write(options: argparse.Namespace, title: str, packages: Sequence[str], **pa
         "plan": {name: value for name, value in named if name not in ("model", "out")},
         **parts,
         "limits": None,
+        "load_s": None,
         "memory": None,
         "environment": environment(packages),
         "config": {"model": options.model.name},

@@ -11,7 +11,7 @@ import torch
 
 from residency.policies.cache.lru import Lru
 from residency.policies.decode.gpu import Gpu
-from residency.policies.errors import CapacityError
+from residency.policies.errors import CapacityError, WorkloadError
 from residency.policies.prefill.always_stream import AlwaysStream
 from residency.policies.prefill.demand import Demand
 from residency.policies.step import IdSpace
@@ -32,10 +32,15 @@ class LinkRate:
     rate: Spread
     num_bytes: int  # copied in each repeat
     pinned: bool
+    gather: Spread | None  # bytes per second of the kernel that decode's misses come by
 
     def as_dict(self) -> dict[str, Any]:
-        rate = {"bytes_per_s": spread_dict(self.rate)}
-        return {**rate, "bytes": self.num_bytes, "pinned": self.pinned}
+        return {
+            "bytes_per_s": spread_dict(self.rate),
+            "gather_bytes_per_s": spread_dict(self.gather),
+            "bytes": self.num_bytes,
+            "pinned": self.pinned,
+        }
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,28 @@ def link_rate(engine: Engine, repeats: int) -> LinkRate:
     copy()
     num_bytes = count * size * plan.row_bytes
     rates = [num_bytes / _seconds(copy, engine.device) for _ in range(repeats)]
-    return LinkRate(Spread.of(rates), num_bytes, banks.layers[0].is_pinned())
+    gather = _gather_rate(engine, repeats) if engine.runtime.capturable else None
+    return LinkRate(Spread.of(rates), num_bytes, banks.layers[0].is_pinned(), gather)
+
+
+def _gather_rate(engine: Engine, repeats: int) -> Spread:
+    """Scattered experts of one layer after another into staging, as a decode step's misses come."""
+    from residency.runtime.kernels.gather import launch_gather
+
+    runtime, banks = engine.runtime, engine.banks
+    size = min(runtime.plan.staging_rows, banks.space.num_experts)
+    device = engine.device
+    experts = torch.randperm(banks.space.num_experts, device=device)[:size].int()
+    rows = torch.arange(size, device=device, dtype=torch.int32) + runtime.plan.num_slots
+    number = torch.tensor([size], device=device, dtype=torch.int32)
+
+    def gather() -> None:
+        for bank in banks.layers:
+            launch_gather(bank, runtime.rows, experts, rows, number)
+
+    gather()
+    num_bytes = len(banks.layers) * size * runtime.plan.row_bytes
+    return Spread.of([num_bytes / _seconds(gather, device) for _ in range(repeats)])
 
 
 def resident(engine: Engine, plan_of: Meter) -> Resident:
@@ -106,8 +132,8 @@ def resident(engine: Engine, plan_of: Meter) -> Resident:
             decode = meter.decode()
             prefill = tuple(meter.resident_prefill(n) for n in sorted(meter.plan.lengths))
             return Resident(prefill, decode)
-    except CapacityError as error:
-        return Resident(reason=f"not every expert fits: {error}")
+    except (CapacityError, WorkloadError) as error:  # the second: too short a context to visit all
+        return Resident(reason=f"not every expert could be loaded: {error}")
 
 
 def cover(space: IdSpace, device: torch.device) -> TableRouting:

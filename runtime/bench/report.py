@@ -64,6 +64,7 @@ class BenchReport:
     link: LinkRate
     resident: Resident
     whole_stream_s: float  # link time of every expert once
+    load_s: dict[str, float]
     memory: dict[str, int]
     environment: dict[str, str]
     notes: list[str]
@@ -89,6 +90,7 @@ class BenchReport:
                     else spread_dict(resident.decode.per_token),
                 },
             },
+            "load_s": self.load_s,
             "memory": self.memory,
             "environment": self.environment,
             "notes": self.notes,

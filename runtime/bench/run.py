@@ -36,6 +36,7 @@ def measure(engine: Engine, plan: Plan, told: Callable[[str], None]) -> BenchRep
         link=link,
         resident=compute,
         whole_stream_s=runtime_plan.bank_bytes / link.rate.median,
+        load_s=engine.load_s,
         memory=runtime_plan.as_dict(),
         environment=environment(engine.device),
         notes=list(engine.notes),

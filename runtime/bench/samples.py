@@ -90,10 +90,13 @@ class Samples:
         return sum(self.bytes.get(source, 0.0) for source in LINK_SOURCES)
 
     @property
-    def link_share(self) -> float:
-        """Part of the time in which the link was copying."""
+    def link_share(self) -> float | None:
+        """Part of the time in which the link was copying, where it can be told."""
+        copied = [
+            run.totals.link_seconds for run in self.runs if run.totals.link_seconds is not None
+        ]
         whole = sum(run.seconds for run in self.runs)
-        return sum(run.totals.link_seconds for run in self.runs) / whole if whole else 0.0
+        return sum(copied) / whole if len(copied) == len(self.runs) and whole else None
 
     def as_dict(self) -> dict[str, Any]:
         hit_rate = self.hit_rate

@@ -29,7 +29,7 @@ def _prefill_row(point: Point) -> list[str]:
     if floor is not None:
         over = samples.seconds.median / floor.own_s
         limits = [_ms(floor.compute_s), _ms(floor.own_s), f"{over:.2f}"]
-    counts = [_rate(samples.hit_rate), _gb(samples.link_bytes), f"{samples.link_share:.0%}"]
+    counts = [_rate(samples.hit_rate), _gb(samples.link_bytes), _rate(samples.link_share)]
     return [str(samples.tokens), _ms(samples.seconds.median), *limits, *counts]
 
 
@@ -45,7 +45,7 @@ def _decode_table(report: BenchReport) -> Table:
         "floor, ms": "-" if floor is None else _ms(floor.own_s),
         "hit rate": _rate(samples.hit_rate),
         "link MB": f"{samples.link_bytes / samples.tokens / 1e6:.1f}",
-        "link share": f"{samples.link_share:.0%}",
+        "link share": _rate(samples.link_share),
         "link GB/s": f"{report.link.rate.median / GB:.1f}",
         "every expert once over the link, ms": _ms(report.whole_stream_s),
     }

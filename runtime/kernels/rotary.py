@@ -3,7 +3,8 @@
 The fused projection `qkv` holds, per token, the query heads, then the key heads, then the value
 heads. A query or key head passes an RMSNorm of its own and a rotary turn, both rounded where
 transformers rounds them. Caches are [B, KV heads, max length, D] and of one length, which the
-device scalar `position` holds: no launch here synchronises with the host.
+device scalar `position` holds: no launch here synchronises with the host. A padded chunk holds in
+the device scalar `rows` how many of its S tokens are real; only their keys and values are kept.
 
 Further legend: B sequences, S tokens of a sequence in this step, W width of qkv, D head dim.
 """
@@ -52,19 +53,23 @@ def rotate_and_store(
     sin_BSD: Tensor,
     cache: KeyValues,
     position: Tensor,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """Queries [B, S, query heads, D], ready; writes keys and values at position, position + 1, ...
 
-    cos and sin [B or 1, S, D] in the model's dtype; position int [], not advanced.
+    cos and sin [B or 1, S, D] in the model's dtype; position int [], not advanced. rows int []:
+    only so many tokens are written; all S without it.
     """
     batch, steps, width = qkv_BSW.shape
     num_kv, dim = cache.num_heads, cache.dim
     heads = qkv_BSW.view(batch, steps, width // dim, dim)
     q, k, v = heads.split([width // dim - 2 * num_kv, num_kv, num_kv], dim=2)
     cos, sin = cos_BSD[:, :, None], sin_BSD[:, :, None]
-    at = position + torch.arange(steps, device=position.device)
-    cache.keys.index_copy_(2, at, _turned(k, norms.k_D, norms.eps, cos, sin).transpose(1, 2))
-    cache.values.index_copy_(2, at, v.transpose(1, 2))
+    real = steps if rows is None else int(rows)
+    at = position + torch.arange(real, device=position.device)
+    keys = _turned(k, norms.k_D, norms.eps, cos, sin)
+    cache.keys.index_copy_(2, at, keys[:, :real].transpose(1, 2))
+    cache.values.index_copy_(2, at, v[:, :real].transpose(1, 2))
     return _turned(q, norms.q_D, norms.eps, cos, sin)
 
 
@@ -95,9 +100,9 @@ def turn(
 def _rotate_and_store_kernel(
     qkv_ptr: tl.tensor, q_weight_ptr: tl.tensor, k_weight_ptr: tl.tensor, cos_ptr: tl.tensor,
     sin_ptr: tl.tensor, keys_ptr: tl.tensor, values_ptr: tl.tensor, position_ptr: tl.tensor,
-    q_ptr: tl.tensor, eps: tl.tensor, num_steps: tl.tensor, max_length: tl.tensor,
-    cos_stride: tl.tensor, NUM_Q: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
+    rows_ptr: tl.tensor, q_ptr: tl.tensor, eps: tl.tensor, num_steps: tl.tensor,
+    max_length: tl.tensor, cos_stride: tl.tensor, NUM_Q: tl.constexpr, NUM_KV: tl.constexpr,
+    DIM: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     step = tl.program_id(0)
     batch = tl.program_id(2).to(tl.int64)
@@ -121,8 +126,12 @@ def _rotate_and_store_kernel(
     sin = tl.load(sin_ptr + batch * cos_stride + step * DIM + d)
     turned = turn(x, partner, weight, partner_weight, cos, sin, d, eps, DIM)
     tl.store(q_ptr + (token * NUM_Q + head) * DIM + d, turned, mask=is_q)
-    at = tl.load(position_ptr).to(tl.int32) + step
-    kept = d < tl.where(at < max_length, DIM, 0)
+    begin = tl.load(position_ptr).to(tl.int32)
+    at = begin + step
+    end = max_length
+    if rows_ptr is not None:
+        end = tl.minimum(max_length, begin + tl.load(rows_ptr).to(tl.int32))
+    kept = d < tl.where(at < end, DIM, 0)
     key_head = head - NUM_Q
     key_row = ((batch * NUM_KV + key_head) * max_length + at) * DIM
     tl.store(keys_ptr + key_row + d, turned, mask=is_k & kept)
@@ -137,15 +146,20 @@ def launch_rotate_and_store(
     sin_BSD: Tensor,
     cache: KeyValues,
     position: Tensor,
+    rows: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Triton form of `rotate_and_store`; D a power of two, all tensors contiguous."""
+    """Triton form of `rotate_and_store`; D a power of two, all tensors contiguous.
+
+    out: where the queries go instead of into a new tensor.
+    """
     batch, steps, width = qkv_BSW.shape
     num_kv, dim = cache.num_heads, cache.dim
     num_q = width // dim - 2 * num_kv
-    q = qkv_BSW.new_empty(batch, steps, num_q, dim)
+    q = qkv_BSW.new_empty(batch, steps, num_q, dim) if out is None else out
     grid = (steps, triton.cdiv(num_q + 2 * num_kv, _HEADS_PER_PROGRAM), batch)
     _rotate_and_store_kernel[grid](
-        qkv_BSW, norms.q_D, norms.k_D, cos_BSD, sin_BSD, *cache, position, q,
+        qkv_BSW, norms.q_D, norms.k_D, cos_BSD, sin_BSD, *cache, position, rows, q,
         norms.eps, steps, cache.keys.shape[2], batch_stride(cos_BSD),
         NUM_Q=num_q, NUM_KV=num_kv, DIM=dim, BLOCK=_HEADS_PER_PROGRAM, num_warps=4,
     )  # fmt: skip

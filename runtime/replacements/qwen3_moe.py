@@ -1,19 +1,18 @@
 """Qwen3-MoE: the decoder layer in about six kernels, for chunks and for single tokens.
 
-A replaced layer attends causally over a StaticCache with sequences of one length. It takes no
-attention mask, so the model is given none to build, and a caller's own mask is refused.
+Short chunks run them as captured pieces, see `pieces`. A replaced layer attends causally over a
+StaticCache with sequences of one length. It takes no attention mask, so the model is given none to
+build, and a caller's own mask is refused.
 """
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.bias import causal_lower_right
 from transformers import PreTrainedModel
-from transformers.cache_utils import StaticLayer
 from transformers.models.qwen3_moe.modeling_qwen3_moe import (
     Qwen3MoeDecoderLayer,
     Qwen3MoeSparseMoeBlock,
@@ -22,14 +21,22 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import (
 from residency.runtime.kernels.attention import Scratch, launch_attend_one
 from residency.runtime.kernels.dense import (
     FEW,
+    Normed,
     launch_add_rms_norm,
     launch_linear_few,
     launch_norm_linear_few,
     launch_rms_norm,
 )
 from residency.runtime.kernels.rotary import HeadNorms, KeyValues, launch_rotate_and_store
-from residency.runtime.kernels.routing import Routed, launch_choose_experts, launch_route_few
+from residency.runtime.kernels.routing import (
+    Routed,
+    Routes,
+    launch_choose_experts,
+    launch_route_few,
+)
+from residency.runtime.replacements.pieces import Buffers, Chunk, Pieces, Sizes, covers
 from residency.runtime.replacements.seam import Seam
+from residency.runtime.replacements.static_cache import causal_attention, entry_of
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST_ROW = 16384  # elements of a weight's row that a program can hold
@@ -40,9 +47,9 @@ def replace(model: PreTrainedModel, seam: Seam) -> list[str]:
     if reason_against(model) is not None:
         return []
     body: Any = model.get_decoder()
-    workspace = Workspace()
+    shared = Workspace(), Pieces(_sizes(model))
     for index, layer in enumerate(body.layers):
-        layer.forward = FusedLayer(layer, index, seam, workspace).forward
+        layer.forward = FusedLayer(layer, index, seam, *shared).forward
     norm = body.norm
     body.norm.forward = lambda x: launch_rms_norm(x.contiguous(), norm.weight, _eps(norm))
     body.register_forward_pre_hook(_without_mask, with_kwargs=True)
@@ -101,18 +108,24 @@ class FusedLayer:
     """The forward of one Qwen3MoeDecoderLayer; its q, k and v weights become views of one."""
 
     def __init__(
-        self, layer: Qwen3MoeDecoderLayer, index: int, seam: Seam, workspace: Workspace
+        self,
+        layer: Qwen3MoeDecoderLayer,
+        index: int,
+        seam: Seam,
+        workspace: Workspace,
+        pieces: Pieces,
     ) -> None:
         self._seam = seam
         self._workspace = workspace
+        self._pieces = pieces
         self._index = index
         self._attention: Any = layer.self_attn
         self._mlp: Any = layer.mlp
+        self._sparse = isinstance(layer.mlp, Qwen3MoeSparseMoeBlock)
         self._input_norm: Any = layer.input_layernorm
         self._mlp_norm: Any = layer.post_attention_layernorm
-        attention = self._attention
-        self._qkv_NH = _join([attention.q_proj, attention.k_proj, attention.v_proj])
-        q_norm, k_norm = attention.q_norm, attention.k_norm
+        self._qkv_NH = _join([getattr(layer.self_attn, f"{n}_proj") for n in "qkv"])
+        q_norm, k_norm = layer.self_attn.q_norm, layer.self_attn.k_norm
         self._head_norms = HeadNorms(q_norm.weight.data, k_norm.weight.data, _eps(q_norm))
 
     def forward(
@@ -129,10 +142,13 @@ class FusedLayer:
         assert position_embeddings is not None, "the layer was called without position embeddings"
         batch, steps, hidden = hidden_states.shape
         x_RH = hidden_states.reshape(-1, hidden)
-        qkv_RW = self._project(x_RH)
-        entry = _entry(cache, self._index, qkv_RW, batch, self._attention)
+        entry = entry_of(cache, self._index, x_RH, batch, self._attention)
         kept = KeyValues(entry.keys, entry.values)
         cos, sin = position_embeddings
+        if covers(hidden_states):
+            out_RH = self._in_pieces(x_RH, cos, sin, kept, entry.cumulative_length)
+            return out_RH.view(batch, steps, hidden)
+        qkv_RW = self._project(x_RH)
         if steps == 1:
             heads = qkv_RW.shape[1] // kept.dim - 2 * kept.num_heads
             attended_RA = launch_attend_one(
@@ -162,26 +178,71 @@ class FusedLayer:
         batch, steps, _ = qkv_BSW.shape
         q = launch_rotate_and_store(qkv_BSW, self._head_norms, cos, sin, kept, position)
         position.add_(steps)
-        out = _causal_attention(q.transpose(1, 2), kept, self._seam.position_of())
+        out = causal_attention(q.transpose(1, 2), kept, self._seam.position_of())
         return out.transpose(1, 2).reshape(batch * steps, -1)
 
     def _behind_attention(self, attended_RA: Tensor, residual_RH: Tensor) -> Tensor:
-        output_HA, norm = self._attention.o_proj.weight, self._mlp_norm
-        sparse = isinstance(self._mlp, Qwen3MoeSparseMoeBlock)
-        if attended_RA.shape[0] <= FEW and sparse:
-            h_RH = launch_linear_few(attended_RA, output_HA, residual_RH)
+        if attended_RA.shape[0] <= FEW and self._sparse:
+            h_RH = launch_linear_few(attended_RA, self._attention.o_proj.weight, residual_RH)
             return self._add_experts(self._route_few(h_RH), h_RH)
-        h_RH, x_RH = launch_add_rms_norm(
-            F.linear(attended_RA, output_HA), residual_RH, norm.weight, _eps(norm)
+        h_RH, x_RH = self._add_and_norm(attended_RA, residual_RH)
+        if not self._sparse:
+            return self._add_dense(x_RH, h_RH)
+        return self._add_experts(Routed(x_RH, *self._route(x_RH)), h_RH)
+
+    def _in_pieces(
+        self, x_RH: Tensor, cos: Tensor, sin: Tensor, kept: KeyValues, position: Tensor
+    ) -> Tensor:
+        """A short chunk of one sequence; see `pieces`."""
+        pieces, index = self._pieces, self._index
+        pieces.follow(index, kept, position)
+        chunk = pieces.enter(x_RH, cos, sin)
+        real = chunk.real
+        pieces.run(index, 0, chunk, lambda: self._first_piece(chunk, kept, position))
+        out = causal_attention(chunk.q_heads, kept, self._seam.position_of())
+        chunk.attended_heads.copy_(out)
+        pieces.run(index, 1, chunk, lambda: self._second_piece(chunk.padded))
+        if not self._sparse:
+            return self._add_dense(real.x_RH, real.h_RH)
+        return self._add_experts(Routed(real.x_RH, real.ids_RK, real.weights_RK), real.h_RH)
+
+    def _first_piece(self, chunk: Chunk, kept: KeyValues, position: Tensor) -> None:
+        buffers = chunk.padded
+        launch_rotate_and_store(
+            self._project(buffers.hidden_RH)[None],
+            self._head_norms,
+            buffers.cos_RD[None],
+            buffers.sin_RD[None],
+            kept,
+            position,
+            chunk.num_rows,
+            buffers.q_RND[None],
         )
-        if not sparse:
-            dense_RH: Tensor = self._mlp(x_RH)
-            return h_RH + dense_RH
+        position.add_(chunk.num_rows)
+
+    def _second_piece(self, buffers: Buffers) -> None:
+        kept = [buffers.h_RH, buffers.x_RH]
+        made = list(self._add_and_norm(buffers.attended_RA, buffers.hidden_RH))
+        if self._sparse:
+            routes = self._route(made[1])
+            buffers.ids_RK.copy_(routes.ids_TK)
+            kept.append(buffers.weights_RK)
+            made.append(routes.weights_TK)
+        torch._foreach_copy_(kept, made)  # one launch for all of one dtype
+
+    def _add_and_norm(self, attended_RA: Tensor, residual_RH: Tensor) -> Normed:
+        norm = self._mlp_norm
+        out_RH = F.linear(attended_RA, self._attention.o_proj.weight)
+        return launch_add_rms_norm(out_RH, residual_RH, norm.weight, _eps(norm))
+
+    def _add_dense(self, x_RH: Tensor, residual_RH: Tensor) -> Tensor:
+        dense_RH: Tensor = self._mlp(x_RH)
+        return residual_RH + dense_RH
+
+    def _route(self, x_RH: Tensor) -> Routes:
         gate = self._mlp.gate
-        routes = launch_choose_experts(
-            F.linear(x_RH, gate.weight), gate.top_k, bool(gate.norm_topk_prob)
-        )
-        return self._add_experts(Routed(x_RH, *routes), h_RH)
+        logits_RE = F.linear(x_RH, gate.weight)
+        return launch_choose_experts(logits_RE, gate.top_k, bool(gate.norm_topk_prob))
 
     def _route_few(self, h_RH: Tensor) -> Routed:
         gate, norm = self._mlp.gate, self._mlp_norm
@@ -199,19 +260,6 @@ class FusedLayer:
         return self._seam.add_experts(self._mlp.experts, *routed, residual_RH)
 
 
-def _causal_attention(q_BHSD: Tensor, kept: KeyValues, begin: int) -> Tensor:
-    steps, end = q_BHSD.shape[2], begin + q_BHSD.shape[2]
-    keys, values = kept.keys[:, :, :end], kept.values[:, :, :end]
-    mask: Any = None
-    if begin > 0 and q_BHSD.is_cuda and q_BHSD.dtype != torch.float32:
-        mask = causal_lower_right(steps, end)
-    elif begin > 0:
-        mask = torch.ones(steps, end, dtype=torch.bool, device=q_BHSD.device).tril(begin)
-    return F.scaled_dot_product_attention(
-        q_BHSD, keys, values, attn_mask=mask, is_causal=begin == 0, enable_gqa=True
-    )
-
-
 def _join(projections: list[Any]) -> Tensor:
     """One tensor of the projections' weights, which become views of it."""
     joined = torch.cat([p.weight.data for p in projections])
@@ -221,34 +269,16 @@ def _join(projections: list[Any]) -> Tensor:
     return joined
 
 
-def _entry(cache: Any, index: int, like: Tensor, batch: int, attention: Any) -> Any:
-    entry: Any = cache.layers[index] if cache is not None else None
-    if type(entry) is not StaticLayer:
-        raise TypeError(
-            f"a replaced Qwen3MoeDecoderLayer needs a StaticCache, not {type(cache).__name__} "
-            f"with {type(entry).__name__}"
-        )
-    if not entry.is_initialized:
-        heads = attention.config.num_key_value_heads
-        states = like.new_empty(()).expand(batch, heads, 1, attention.head_dim)
-        entry.lazy_initialization(states, states)
-    return entry
-
-
 def _without_mask(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Refuses a caller's mask; an empty one of four dimensions keeps the model from making its
     own.
     """
     if len(args) > 1 or kwargs.get("attention_mask") is not None:
-        _refuse_mask()
+        raise ValueError(
+            "the replaced Qwen3MoeModel takes no attention_mask: its sequences have one length "
+            "and no padding"
+        )
     return args, {**kwargs, "attention_mask": torch.empty(0, 0, 0, 0)}
-
-
-def _refuse_mask() -> NoReturn:
-    raise ValueError(
-        "the replaced Qwen3MoeModel takes no attention_mask: its sequences have one length and "
-        "no padding"
-    )
 
 
 def _own_parameters(layer: Any) -> list[Tensor]:
@@ -259,3 +289,9 @@ def _own_parameters(layer: Any) -> list[Tensor]:
 def _eps(norm: Any) -> float:
     eps: float = norm.variance_epsilon
     return eps
+
+
+def _sizes(model: PreTrainedModel) -> Sizes:
+    config: Any = model.config.get_text_config()
+    dim: int = model.get_decoder().layers[0].self_attn.head_dim
+    return Sizes(config.hidden_size, config.num_attention_heads, dim, config.num_experts_per_tok)

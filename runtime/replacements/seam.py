@@ -24,7 +24,8 @@ class Seam:
     """position_of: the number of tokens in the cache before this pass, known on the host.
 
     add_experts(experts module, x, ids, weights, residual) -> residual + the experts' sum [T, H];
-    a runtime whose kernels add a residual themselves passes its own.
+    a runtime whose kernels add a residual themselves passes its own. Its arguments are overwritten
+    when the next layer runs: what is read of them later, by the host above all, must be copied.
     """
 
     position_of: Callable[[], int]

@@ -26,7 +26,9 @@ pytest.importorskip("triton")
 
 from residency.runtime.kernels import attention
 from residency.runtime.kernels.attention import AttendConfig
-from residency.runtime.replacements import Seam, apply
+from residency.runtime.kernels.rotary import KeyValues
+from residency.runtime.replacements import Seam, apply, pieces
+from residency.runtime.replacements.pieces import Pieces
 from residency.runtime.replacements.qwen3_moe import reason_against
 from residency.runtime.replacements.seam import call_and_add
 
@@ -75,10 +77,13 @@ def _model(dtype: torch.dtype = torch.float32, **changes: Any) -> PreTrainedMode
 class Run:
     """One model over one static cache, its position kept on the host as the runtime does."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, context: int = CONTEXT) -> None:
         self.model = model
+        self.restart(context)
+
+    def restart(self, context: int) -> None:
         self.position = 0
-        self.cache = StaticCache(config=model.config, max_cache_len=CONTEXT)
+        self.cache = StaticCache(config=self.model.config, max_cache_len=context)
 
     @torch.inference_mode()
     def step(self, ids_BS: Tensor) -> Tensor:
@@ -87,10 +92,10 @@ class Run:
         return logits
 
 
-def _pair(model: PreTrainedModel) -> tuple[Run, Run, list[str]]:
-    ours = Run(copy.deepcopy(model))
+def _pair(model: PreTrainedModel, context: int = CONTEXT) -> tuple[Run, Run, list[str]]:
+    ours = Run(copy.deepcopy(model), context)
     names = apply(ours.model, Seam(lambda: ours.position), on_cpu=True)
-    return Run(model), ours, names
+    return Run(model, context), ours, names
 
 
 def _chunks(batch: int, lengths: list[int]) -> Iterator[Tensor]:
@@ -213,3 +218,149 @@ def test_a_captured_step_equals_an_eager_one() -> None:
         token.copy_(ids)
         graph.replay()
         assert torch.equal(logits, eager.step(ids))
+
+
+def _pieces_of(run: Run) -> Pieces:
+    found: Pieces = run.model.model.layers[0].forward.__self__._pieces
+    return found
+
+
+@pytest.fixture
+def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short chunks run in pieces on every device and in every dtype."""
+    monkeypatch.setattr(pieces, "suits", lambda hidden_BSH: True)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of NaN, in the interpreter
+@pytest.mark.parametrize(("length", "layers"), [(9, 2), (16, 2), (17, 2), (100, 1)])
+def test_padded_chunks_equal_plain_ones(
+    length: int, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At position 0, and up to the last place of the cache, where padding would not fit."""
+    original, padded, _ = _pair(_model(num_hidden_layers=layers), 2 * length)
+    _, plain, _ = _pair(original.model, 2 * length)
+    for ids in _chunks(1, [length, length]):
+        monkeypatch.setattr(pieces, "suits", lambda hidden_BSH: False)
+        want, same = original.step(ids), plain.step(ids)
+        monkeypatch.setattr(pieces, "suits", lambda hidden_BSH: True)
+        got = padded.step(ids)
+        for other in (want, same):
+            error = (got.double() - other.double()).norm() / other.double().norm()
+            assert error < TOLERANCE[got.dtype], f"relative error {error:.2e}"
+        _assert_same_caches(padded, plain)
+        for buffer in _buffers_of(padded)[:-1]:  # whatever it holds, padding is not seen
+            buffer.fill_(float("nan"))
+
+
+def _assert_same_caches(run: Run, other: Run) -> None:
+    for mine, theirs in zip(run.cache.layers, other.cache.layers, strict=True):
+        assert int(mine.cumulative_length) == int(theirs.cumulative_length) == run.position
+        torch.testing.assert_close(mine.keys, theirs.keys)
+        torch.testing.assert_close(mine.values, theirs.values)
+
+
+def _buffers_of(run: Run) -> pieces.Buffers:
+    buffers = _pieces_of(run)._buffers
+    assert buffers is not None
+    return buffers
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_pieces_between_other_chunks_and_in_dense_layers() -> None:
+    _assert_same_run(_model(mlp_only_layers=[1]), 1, [3, 11, 1, 9, 1])
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_experts_see_no_padding() -> None:
+    seen = []
+
+    def add_experts(experts: Any, *tensors: Tensor) -> Tensor:
+        seen.append(tensors)
+        return call_and_add(experts, *tensors)
+
+    model = _model()
+    apply(model, Seam(lambda: 0, add_experts), on_cpu=True)
+    Run(model).step(next(_chunks(1, [11])))
+    assert [[len(t) for t in tensors] for tensors in seen] == [[11] * 4] * 2
+    assert all(t.is_contiguous() for tensors in seen for t in tensors)
+
+
+@torch.no_grad()
+def test_which_chunks_run_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunk = torch.zeros(1, 16, 4, dtype=torch.bfloat16, device=DEVICE)
+    assert pieces.covers(chunk) == (DEVICE.type == "cuda")
+    assert not pieces.covers(chunk.float())
+    with torch.enable_grad():
+        assert not pieces.covers(chunk)
+    monkeypatch.setattr(pieces, "suits", lambda hidden_BSH: True)
+    lengths = [n for n in range(1, 600) if pieces.covers(torch.empty(1, n, 1))]
+    assert lengths == list(range(9, 513))
+    assert not pieces.covers(torch.empty(2, 16, 1))
+    assert [pieces.bucket_of(n) for n in (9, 16, 17, 64, 257, 512)] == [16, 16, 32, 64, 512, 512]
+
+
+class _Graph:
+    def __init__(self, body: Any) -> None:
+        self.replay = body
+
+
+def test_the_second_use_captures_until_the_cache_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, done = Pieces(pieces.Sizes(4, 2, 4, 2)), []
+    x, cos, position = torch.ones(9, 4), torch.ones(1, 9, 4), torch.zeros(())
+    chunk = mine.enter(x, cos, cos)._replace(replays=True)
+    assert mine.enter(x, cos, cos).padded is chunk.padded  # the next layer of the same chunk
+
+    def use(capacity: int) -> list[str]:
+        done.clear()
+        kept = KeyValues(caches[capacity], caches[capacity])
+        mine.follow(0, kept, position)
+        mine.run(0, 0, chunk, lambda: done.append("eager"))
+        return done
+
+    caches = {n: torch.zeros(1, 2, n, 4) for n in (16, 32)}
+    monkeypatch.setattr(mine, "_capture", lambda body: _Graph(lambda: done.append("graph")))
+    assert [use(n)[0] for n in (16, 16, 16, 32, 32, 16)] == [
+        *("eager", "graph", "graph", "eager", "graph", "eager")
+    ]
+    monkeypatch.setattr(mine, "_capture", lambda body: None)
+    assert use(16) == ["eager"]
+
+
+def _gpu_runs() -> tuple[Run, Run]:
+    _, captured, _ = _pair(_model(torch.bfloat16), 256)
+    _, eager, _ = _pair(_model(torch.bfloat16), 256)
+    _pieces_of(eager).captures = False
+    return captured, eager
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs an NVIDIA GPU")
+def test_captured_chunks_equal_eager_ones() -> None:
+    captured, eager = _gpu_runs()
+    for context in (256, 320):  # another cache, then buckets by turns
+        for ids in _chunks(1, [12, 12, 40, 16, 1, 33, 9, 40, 5, 64]):
+            assert torch.equal(captured.step(ids), eager.step(ids))
+        for mine, theirs in zip(captured.cache.layers, eager.cache.layers, strict=True):
+            assert torch.equal(mine.keys, theirs.keys)
+            assert torch.equal(mine.values, theirs.values)
+            assert int(mine.cumulative_length) == captured.position
+        graphs = _pieces_of(captured)._graphs
+        assert len(graphs) == 8 and all(graph is not None for graph in graphs.values())
+        assert not any(_pieces_of(eager)._graphs.values())
+        captured.restart(context + 64)
+        eager.restart(context + 64)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs an NVIDIA GPU")
+def test_capturing_while_copies_are_in_flight() -> None:
+    captured, eager = _gpu_runs()
+    lane = torch.cuda.Stream()
+    host = torch.ones(1 << 26, dtype=torch.uint8).pin_memory()
+    for ids in _chunks(1, [20, 20, 20]):
+        with torch.cuda.stream(lane):
+            copies = [host.to(DEVICE, non_blocking=True) for _ in range(8)]
+        assert torch.equal(captured.step(ids), eager.step(ids))
+        lane.synchronize()
+        assert all(bool((copy == 1).all()) for copy in copies)
+    assert all(_pieces_of(captured)._graphs.values())

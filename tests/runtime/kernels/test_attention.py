@@ -93,6 +93,18 @@ def test_rotate_and_store(
     assert int(other.position) == position
 
 
+@pytest.mark.parametrize(("position", "rows"), [(0, 5), (9, 7), (75, 5)])
+def test_padding_tokens_are_not_stored(position: int, rows: int, device: torch.device) -> None:
+    case = _case(1, 7, (8, 2, 16), position, torch.float32, device)
+    other = case.copy()
+    real, out = torch.tensor(rows, device=device), torch.empty(1, 7, 8, 16, device=device)
+    want = rotary.rotate_and_store(*vars(case).values(), rows=real)
+    got = rotary.launch_rotate_and_store(*vars(other).values(), rows=real, out=out)
+    assert got is out
+    _assert_close(got, want)
+    _assert_same_cache(other.cache, case.cache, position, position + rows)
+
+
 def _attend(case: Case, scratch: Scratch | None = None) -> Tensor:
     return attention.launch_attend_one(
         case.qkv_BSW[:, 0].contiguous(),

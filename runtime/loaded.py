@@ -1,0 +1,99 @@
+"""What is loaded once: a model without experts, its experts in banks, and how they are computed.
+
+Runtimes come and go over it (`Engine.reconfigured`); nothing is read twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedModel
+
+from residency.policies.errors import CapacityError
+from residency.runtime.architecture import Architecture
+from residency.runtime.loading import Progress
+from residency.runtime.pinning import Pinned
+from residency.runtime.weights import Weights
+
+if TYPE_CHECKING:
+    from residency.runtime.kernels.formats import ExpertShape
+    from residency.runtime.replacements.seam import Seam
+
+
+class Loaded:
+    """A model on its device and all its experts on the host, pinned where there is a link.
+
+    notes: lines for a report, where something was not as asked for. load_s: wall clock by part.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        weights: Weights,
+        device: torch.device,
+        *,
+        kernels: bool,
+        allow_pageable: bool,
+        progress: Progress | None,
+    ) -> None:
+        """Raises CheckpointError, or CapacityError when memory cannot be pinned."""
+        self.architecture = architecture
+        self.device = device
+        self.notes: list[str] = []
+        self.load_s: dict[str, float] = {}
+        self.tokenizer = weights.tokenizer()
+        with self._timed("model"):
+            self.model: PreTrainedModel = weights.model(device)
+        with self._timed("banks"):
+            self.banks = weights.banks(device, progress)
+        with self._timed("pin"):
+            self._pinned = self._pin(allow_pageable, progress)
+        self.shape = self._kernel_shape() if kernels else None
+        self._fusible = kernels and device.type == "cuda"
+
+    def fuse_layers(self, seam: Seam) -> None:
+        """Let fused forms stand for the layers around the experts, where they are declared."""
+        if self._fusible:
+            from residency.runtime.replacements import apply
+
+            self.notes += apply(self.model, seam)
+
+    def close(self) -> None:
+        """Let go of everything; memory stays pinned until the device is done with it."""
+        if self._pinned is not None:
+            torch.cuda.synchronize(self.device)
+            self._pinned.release()
+        del self.model, self.banks
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.load_s[part] = time.perf_counter() - start
+
+    def _pin(self, allow_pageable: bool, progress: Progress | None) -> Pinned | None:
+        if self.device.type != "cuda":
+            return None
+        try:
+            return Pinned(self.banks.layers, progress)
+        except CapacityError as error:
+            if not allow_pageable:
+                raise
+            self.notes.append(f"banks are pageable, not pinned: {error}")
+            return None
+
+    def _kernel_shape(self) -> ExpertShape | None:
+        """The kernels' view of an expert, or None to compute in plain torch; says why in notes."""
+        if self._pinned is None:
+            return None
+        from residency.runtime.fused import kernel_shape
+
+        experts = self.model.get_submodule(self.architecture.expert_modules[0])
+        shape = kernel_shape(self.architecture.layout, experts)
+        if shape is None:
+            self.notes.append("experts are computed in plain torch: no kernel for their layout")
+        return shape

@@ -1,0 +1,218 @@
+"""What a short chunk does between two calls of experts, as two captured graphs a layer.
+
+Short chunks are bound by launching. Their experts cannot be captured, for the host plans copies
+layer by layer; between them only the number of keys that attention reads changes. So a layer has
+a piece before attention and one behind it. Both work on buffers padded to one of a few numbers of
+rows (buckets): a bucket's first use runs eagerly, which compiles every kernel, its second captures,
+later ones replay. A length always takes this path, so its bits do not depend on what is captured.
+
+Padding rows hold what earlier chunks left there, zeros at first. Rows are computed apart from one
+another, padding rows are not written to the cache, and what leaves a layer are views without them.
+These views are overwritten by the next layer's pieces: readers must be ahead on the same stream.
+
+Memory: buckets are the first rows of the same buffers, which all layers share. A row takes 29.3 kB
+for Qwen3-30B-A3B (hidden and attention width 2048 and 4096, 8 experts a token): 0.5 MB for 16 rows
+and, twice as much from bucket to bucket, 15 MB for 512, which hold all buckets. What pieces need
+inside lies in one pool that all graphs share, 14.3 kB a row, beside a workspace of cuBLAS.
+
+Legend: R rows (tokens), H hidden, A attention width, N query heads, D head dim, K experts a token.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from residency.runtime.kernels.dense import FEW
+from residency.runtime.kernels.rotary import KeyValues
+
+BUCKETS = (16, 32, 64, 128, 256, 512)
+
+_Key = tuple[int, int, int]  # layer, piece, bucket
+_Place = tuple[int, int, int, torch.Size]  # keys, values, position, and the keys' shape
+
+
+class Sizes(NamedTuple):
+    """Of a model: elements of its hidden state, query heads, their size, experts of a token."""
+
+    hidden: int
+    heads: int
+    head_dim: int
+    top_k: int
+
+
+class Buffers(NamedTuple):
+    """Inputs of the pieces, then outputs: all contiguous, at fixed places."""
+
+    hidden_RH: Tensor
+    cos_RD: Tensor
+    sin_RD: Tensor
+    attended_RA: Tensor
+    q_RND: Tensor
+    h_RH: Tensor
+    x_RH: Tensor
+    weights_RK: Tensor
+    ids_RK: Tensor  # int64
+
+    @classmethod
+    def zeros(cls, rows: int, sizes: Sizes, like: Tensor) -> Buffers:
+        hidden, heads, dim, top_k = sizes
+
+        def zeros(*shape: int, dtype: torch.dtype = like.dtype) -> Tensor:
+            return torch.zeros(rows, *shape, dtype=dtype, device=like.device)
+
+        return cls(
+            zeros(hidden),
+            zeros(dim),
+            zeros(dim),
+            zeros(heads * dim),
+            zeros(heads, dim),
+            zeros(hidden),
+            zeros(hidden),
+            zeros(top_k),
+            zeros(top_k, dtype=torch.int64),
+        )
+
+    def first(self, rows: int) -> Buffers:
+        return Buffers(*(buffer[:rows] for buffer in self))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self)
+
+
+class Chunk(NamedTuple):
+    """One chunk's part of the buffers, the same for all layers; heads are [1, N, rows, D]."""
+
+    padded: Buffers
+    real: Buffers
+    q_heads: Tensor
+    attended_heads: Tensor
+    num_rows: Tensor  # int64 [], those of `real`
+    cos: Tensor  # as given by the model: its layers get the same object, other chunks another
+    replays: bool
+
+
+class Pieces:
+    """The buffers and the graphs of one model's layers, which follow one another.
+
+    captures: graphs are captured where the device can; without, all runs eagerly, in the same bits.
+    """
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.captures = True
+        self._sizes = sizes
+        self._buffers: Buffers | None = None
+        self._num_rows: Tensor | None = None
+        self._chunk: Chunk | None = None
+        self._graphs: dict[_Key, torch.cuda.CUDAGraph | None] = {}  # None: used, not captured
+        self._places: dict[int, _Place] = {}
+        self._stream: torch.cuda.Stream | None = None
+        self._pool: tuple[int, int] | None = None
+
+    def enter(self, hidden_RH: Tensor, cos: Tensor, sin: Tensor) -> Chunk:
+        """The chunk that begins or goes on, with this layer's input in it; angles [1, R, D]."""
+        chunk = self._chunk
+        if chunk is None or chunk.cos is not cos or len(chunk.real.hidden_RH) != len(hidden_RH):
+            chunk = self._chunk = self._begin(hidden_RH, cos, sin)
+        chunk.real.hidden_RH.copy_(hidden_RH)
+        return chunk
+
+    def _begin(self, like_RH: Tensor, cos: Tensor, sin: Tensor) -> Chunk:
+        if self._buffers is None or self._num_rows is None:
+            # Ordinary tensors, which may be written in and out of inference mode.
+            with torch.inference_mode(False):
+                self._buffers = Buffers.zeros(BUCKETS[-1], self._sizes, like_RH)
+                self._num_rows = torch.zeros((), dtype=torch.int64, device=like_RH.device)
+        rows = len(like_RH)
+        padded, real = self._buffers.first(bucket_of(rows)), self._buffers.first(rows)
+        attended_RND = real.attended_RA.view_as(real.q_RND)
+        self._num_rows.fill_(rows)
+        real.cos_RD.copy_(cos[0])
+        real.sin_RD.copy_(sin[0])
+        # A caller who captures the whole chunk gets the kernels themselves.
+        replays = like_RH.is_cuda and not torch.cuda.is_current_stream_capturing()
+        heads = _heads(real.q_RND), _heads(attended_RND)
+        return Chunk(padded, real, *heads, self._num_rows, cos, replays)
+
+    def follow(self, layer: int, kept: KeyValues, position: Tensor) -> None:
+        """Forget all graphs if the layer's cache is another than the one they write to."""
+        keys, values = kept
+        place = (keys.data_ptr(), values.data_ptr(), position.data_ptr(), keys.shape)
+        if self._places.get(layer, place) != place:
+            self._graphs.clear()
+            self._places.clear()
+            self._pool = None  # a pool whose graphs are gone takes no new ones
+        self._places[layer] = place
+
+    def run(self, layer: int, piece: int, chunk: Chunk, body: Callable[[], None]) -> None:
+        """Do what `body` does: by running it, or by the graph that was captured of it."""
+        key = (layer, piece, len(chunk.padded.hidden_RH))
+        graph = self._graphs.get(key) if self.captures and chunk.replays else None
+        if graph is None and self.captures and chunk.replays and key in self._graphs:
+            graph = self._graphs[key] = self._capture(body)
+        if graph is not None:
+            graph.replay()
+            return
+        body()
+        self._graphs.setdefault(key, None)
+
+    def _capture(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        """None where it cannot be captured; no more is tried then.
+
+        `torch.cuda.graph` would wait for all streams and empty the allocator's cache at each of
+        many captures, while copies are in flight. Outputs lie in the buffers, so graphs may use
+        the pool's memory over one another.
+        """
+        self._stream = self._stream or torch.cuda.Stream()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with _no_collection(), torch.cuda.stream(self._stream):
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    body()
+                finally:
+                    graph.capture_end()
+        except RuntimeError as error:
+            self.captures = False
+            warnings.warn(f"short chunks run without graphs: {error}", RuntimeWarning, stacklevel=2)
+            return None
+        return graph
+
+
+class _no_collection:
+    """Python's collector could free another graph in the middle of a capture."""
+
+    def __enter__(self) -> None:
+        self._enabled = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *exc: object) -> None:
+        if self._enabled:
+            gc.enable()
+
+
+def covers(hidden_BSH: Tensor) -> bool:
+    """Whether a chunk runs in pieces; by its length, whatever was captured."""
+    batch, steps, _ = hidden_BSH.shape
+    return batch == 1 and FEW < steps <= BUCKETS[-1] and suits(hidden_BSH)
+
+
+def suits(hidden_BSH: Tensor) -> bool:
+    """Tensor cores' dtypes on CUDA; buffers that are written again and again have no gradient."""
+    short = hidden_BSH.element_size() == 2
+    return hidden_BSH.is_cuda and short and not torch.is_grad_enabled()
+
+
+def bucket_of(rows: int) -> int:
+    return next(bucket for bucket in BUCKETS if rows <= bucket)
+
+
+def _heads(x_RND: Tensor) -> Tensor:
+    return x_RND.transpose(0, 1)[None]
