@@ -8,6 +8,7 @@ from residency.conf import build_engine, compose
 from residency.conf.options import GROUPS, option_names, option_node
 from residency.policies.errors import CapacityError, WorkloadError
 from residency.runtime.bench.measure import Meter
+from residency.runtime.loaded import Loaded
 
 PROMPT = list(range(3, 23))
 NUM_NEW = 6
@@ -146,29 +147,36 @@ def index(bench):
         assert bench.compose(f"device.index={i}").device.resolve() == torch.device("cuda", i)
 
 
+def load(bench, options):
+    """The tiny checkpoint as an engine would load it under a device's options."""
+    model = compose(["model=folder", f"model.path={bench.checkpoint}"]).model
+    weights, cpu = model.weights(), torch.device("cpu")
+    return Loaded(model.architecture, weights, cpu, progress=None, **options)
+
+
 def kernels(bench):
-    """whether the engine has the kernels' view of an expert"""
-    pytest.importorskip("triton")
-    for on in (True, False):
-        options = bench.compose(f"device.kernels={on}").device.engine_options()
-        with tiny_engine(bench.checkpoint) as engine, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine, "_pinned", object())
-            assert (engine._kernel_shape(options["kernels"]) is not None) is on
+    """whether the kernels' view of an expert is looked for"""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Loaded, "_kernel_shape", lambda loaded: "a shape")
+        for on in (True, False):
+            options = bench.compose(f"device.kernels={on}").device.engine_options()
+            assert (load(bench, options).shape == "a shape") is on
 
 
 def allow_pageable(bench):
     """whether banks that cannot be pinned are refused"""
-    with tiny_engine(bench.checkpoint) as engine, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "device", torch.device("cuda"))
-        patch.setattr("residency.runtime.engine.Pinned", refuse_to_pin)
-        for on in (True, False):
-            options = bench.compose(f"device.allow_pageable={on}").device.engine_options()
+    for on in (True, False):
+        options = bench.compose(f"device.allow_pageable={on}").device.engine_options()
+        loaded = load(bench, options)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loaded, "device", torch.device("cuda"))
+            patch.setattr("residency.runtime.loaded.Pinned", refuse_to_pin)
             if on:
-                assert engine._pin(options["allow_pageable"], None) is None
-                assert "pageable" in engine.notes[-1]
+                assert loaded._pin(options["allow_pageable"], None) is None
+                assert "pageable" in loaded.notes[-1]
             else:
                 with pytest.raises(CapacityError):
-                    engine._pin(options["allow_pageable"], None)
+                    loaded._pin(options["allow_pageable"], None)
 
 
 def refuse_to_pin(*_):
