@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -113,7 +114,7 @@ class Pieces:
         self._graphs: dict[_Key, torch.cuda.CUDAGraph | None] = {}  # None: used, not captured
         self._places: dict[int, _Place] = {}
         self._stream: torch.cuda.Stream | None = None
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # torch's handle
 
     def enter(self, hidden_RH: Tensor, cos: Tensor, sin: Tensor) -> Chunk:
         """The chunk that begins or goes on, with this layer's input in it; angles [1, R, D]."""
@@ -186,15 +187,15 @@ class Pieces:
         return graph
 
 
-class _no_collection:
+@contextmanager
+def _no_collection() -> Iterator[None]:
     """Python's collector could free another graph in the middle of a capture."""
-
-    def __enter__(self) -> None:
-        self._enabled = gc.isenabled()
-        gc.disable()
-
-    def __exit__(self, *exc: object) -> None:
-        if self._enabled:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
             gc.enable()
 
 

@@ -31,7 +31,7 @@ class Bench(Workload):
         decode_tokens: int = 64
         decode_context: int = 128
         repeats: int = 3
-        warmups: int = 1
+        warmups: int = 2
         pool: str = COLD
         seed: int = 0
 
