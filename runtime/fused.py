@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from residency.policies.step import Step
@@ -101,11 +102,12 @@ class FusedMaths:
         self, experts: tuple[int, ...], rows: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Experts int32 [G] and their rows int32 [E] on the device, in one copy."""
-        both = torch.full((len(experts) + self.num_experts,), -1, dtype=torch.int32)
-        both[: len(experts)] = torch.tensor(experts, dtype=torch.int32)
-        both[len(experts) + torch.tensor(experts)] = torch.tensor(rows, dtype=torch.int32)
-        both = both.to(self.rows.device, non_blocking=True)
-        return both[: len(experts)], both[len(experts) :]
+        num = len(experts)
+        both = np.full(num + self.num_experts, -1, dtype=np.int32)
+        both[:num] = experts
+        both[num:][both[:num]] = rows
+        on_device = torch.from_numpy(both).to(self.rows.device, non_blocking=True)
+        return on_device[:num], on_device[num:]
 
 
 class FusedDecode:

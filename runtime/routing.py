@@ -32,13 +32,16 @@ class TableRouting:
 
     def __init__(self, table_NLK: torch.Tensor) -> None:
         """table_NLK: integer ids within the layer, on the device that routes."""
-        self.table_NLK = table_NLK
+        # One look-up a layer in the type that kernels take, since it is part of what is timed.
+        self.tables_NK = [table.contiguous() for table in table_NLK.long().unbind(1)]
+        self._rows_T: torch.Tensor | None = None
 
     def routes(self, step: Step, ids_TK: torch.Tensor) -> torch.Tensor:
         num_tokens = ids_TK.shape[0]
-        behind_T = torch.arange(1 - num_tokens, 1, device=self.table_NLK.device)
-        rows_T = (step.token + behind_T).remainder(len(self.table_NLK))
-        return self.table_NLK[:, step.layer].index_select(0, rows_T).long()
+        if step.layer == 0 or self._rows_T is None or len(self._rows_T) != num_tokens:
+            behind_T = torch.arange(1 - num_tokens, 1, device=ids_TK.device)
+            self._rows_T = (step.token + behind_T).remainder(len(self.tables_NK[0]))
+        return self.tables_NK[step.layer].index_select(0, self._rows_T)
 
 
 def adjacent_reuse(table_NLK: torch.Tensor) -> float:

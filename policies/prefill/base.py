@@ -65,7 +65,7 @@ class PrefillMode(Part, ABC):
         ring: staging buffers, each of one group; 2 is enough to overlap.
         """
 
-        chunk_tokens: int = 2048
+        chunk_tokens: int = 8192
         groups: int = 8
         ring: int = 3
 

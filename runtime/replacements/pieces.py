@@ -172,10 +172,11 @@ class Pieces:
         """
         self._stream = self._stream or torch.cuda.Stream()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
+        pool: Any = self._pool
         graph = torch.cuda.CUDAGraph()
         try:
             with _no_collection(), torch.cuda.stream(self._stream):
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
                     body()
                 finally:
