@@ -26,6 +26,7 @@ ours() {
   shift
   once "$name" "$python" -c 'from residency.cli import main; main()' bench device=cuda "$@"
 }
+demand() { [ "$1" = demand ] && echo prefill.max_tokens=512; }
 freetoken() {
   local name=$1
   shift
@@ -37,16 +38,19 @@ flash="model=flash_next_moe model.layers=8"
 gpt_oss="model=gpt_oss_20b"
 models=benchmarks/peers/models
 
+once admission "$python" benchmarks/admission.py
 for routing in model even; do
   even=$([ $routing = even ] && echo --even-routing)
   freetoken qwen-freetoken-$routing $models/qwen3-30b-a3b-24l --slots 1024 $even
   for prefill in always_stream hit_d2d demand; do
-    ours qwen-$prefill-$routing $qwen model.routing=$routing prefill=$prefill cache.slots=1024
+    ours qwen-$prefill-$routing $qwen model.routing=$routing prefill=$prefill cache.slots=1024 \
+      $(demand $prefill)
   done
   freetoken flash-freetoken-$routing $models/flash-next-moe-24l --layers 8 --bfloat16 \
     --slots 1024 $even
   for prefill in always_stream demand; do
-    ours flash-$prefill-$routing $flash model.routing=$routing prefill=$prefill cache.slots=1024
+    ours flash-$prefill-$routing $flash model.routing=$routing prefill=$prefill \
+      cache.slots=1024 $(demand $prefill)
   done
 done
 for cache in lru lrfu; do

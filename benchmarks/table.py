@@ -17,7 +17,8 @@ HEAD = ("run", "what", "weights, routing", "device", "TTFT ms (x floor)", "decod
 
 def main() -> None:
     results = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "results"
-    rows = [row(file) for file in sorted(results.glob("*/result.json"))]
+    files = sorted(results.glob("*/result.json"))
+    rows = [row(file) for file in files if json.loads(file.read_text())["kind"] == "bench"]
     page = HERE / "README.md"
     before, rest = page.read_text().split(BEGIN)
     _, after = rest.split(END)
