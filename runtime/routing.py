@@ -36,6 +36,10 @@ class TableRouting:
         self.tables_NK = [table.contiguous() for table in table_NLK.long().unbind(1)]
         self._rows_T: torch.Tensor | None = None
 
+    @property
+    def table_NLK(self) -> torch.Tensor:
+        return torch.stack(self.tables_NK, dim=1)
+
     def routes(self, step: Step, ids_TK: torch.Tensor) -> torch.Tensor:
         num_tokens = ids_TK.shape[0]
         if step.layer == 0 or self._rows_T is None or len(self._rows_T) != num_tokens:
