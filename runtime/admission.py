@@ -48,10 +48,10 @@ class Placed(NamedTuple):
 
     @classmethod
     def of(cls, admission: Admission, layer: int, space: IdSpace) -> Placed:
-        experts = admission.unique - layer * space.num_experts
-        missed = admission.fetched
-        hit = ~missed & (admission.unique != space.sink)
-        return cls(*(Rows(experts[m].tolist(), admission.rows[m].tolist()) for m in (hit, missed)))
+        unique, rows, missed = (tensor.cpu().numpy() for tensor in admission[:3])
+        experts = unique - layer * space.num_experts
+        hit = ~missed & (unique != space.sink)
+        return cls(*(Rows(experts[m].tolist(), rows[m].tolist()) for m in (hit, missed)))
 
 
 def distinct(experts: torch.Tensor, layer: int, space: IdSpace) -> torch.Tensor:

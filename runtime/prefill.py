@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from residency.policies.errors import PolicyError
@@ -170,9 +171,8 @@ class PrefillExecutor:
 
         Residents come first, so none is evicted before it was used; each expert is loaded once.
         """
-        needed = _ids(plan.in_place) + _ids(plan.admit)
-        for start in range(0, len(needed), max(1, self.pool.num_slots)):
-            wave = torch.tensor(needed[start : start + self.pool.num_slots])
+        needed = torch.tensor(_ids(plan.in_place) + _ids(plan.admit))
+        for wave in needed.split(max(1, self.pool.num_slots)):
             admission = self._maps.admit(wave, step)
             self.counters.count_evictions(step.layer, step.phase, admission.counts)
             for lot in self._fetch(step.layer, Placed.of(admission, step.layer, self.pool.space)):
@@ -193,19 +193,20 @@ class PrefillExecutor:
     def _checked(self, view: LayerView) -> Plan:
         """The mode's plan, if it is one that can be run."""
         plan = self.mode.plan(view)
-        named, wanted = plan.times_named(), view.routed
-        if wanted is None:
-            wanted = torch.ones_like(view.resident)
-            if plan.admit.any():
-                self._refuse(view, "admits experts before the router has spoken")
-        if (named > 1).any():
-            self._refuse(view, f"names expert {int(named.argmax())} more than once")
-        if (forgotten := wanted & (named == 0)).any():
-            self._refuse(view, f"forgets expert {int(forgotten.int().argmax())}")
-        if (absent := (plan.in_place | plan.copy) & ~view.resident).any():
-            self._refuse(
-                view, f"reads expert {int(absent.int().argmax())} from a slot it is not in"
-            )
+        in_place, copy, stream, admit, resident = (
+            mask.numpy()
+            for mask in (plan.in_place, plan.copy, plan.stream, plan.admit, view.resident)
+        )
+        named = np.add.reduce([in_place, copy, stream, admit], dtype=np.uint8)
+        forgotten = named == 0 if view.routed is None else view.routed.numpy() & (named == 0)
+        if view.routed is None and admit.any():
+            self._refuse(view, "admits experts before the router has spoken")
+        if named.max() > 1:
+            self._refuse(view, f"names expert {named.argmax()} more than once")
+        if forgotten.any():
+            self._refuse(view, f"forgets expert {forgotten.argmax()}")
+        if (absent := (in_place | copy) & ~resident).any():
+            self._refuse(view, f"reads expert {absent.argmax()} from a slot it is not in")
         return plan
 
     def _refuse(self, view: LayerView, what: str) -> None:
@@ -250,5 +251,5 @@ class PrefillExecutor:
 
 
 def _ids(mask: torch.Tensor) -> list[int]:
-    ids: list[int] = mask.nonzero().flatten().tolist()
+    ids: list[int] = np.flatnonzero(mask.numpy()).tolist()
     return ids
