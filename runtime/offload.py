@@ -110,7 +110,7 @@ class OffloadRuntime:
                 if phase is Phase.PREFILL:
                     self._prefill.end()
             except BaseException:
-                self._prefill.abort()
+                self._break_off()
                 raise
         self.position += num_tokens
 
@@ -146,6 +146,14 @@ class OffloadRuntime:
         if self.recorder is not None:
             self.recorder.record(step, call.ids_TK)
         return executor.layer(step, call)
+
+    def _break_off(self) -> None:
+        """After a step that did not end: an expert may have its slot and not its bytes yet, so
+        the slots are emptied; policies keep their memory.
+        """
+        self.lanes.synchronize()
+        self._prefill.abort()
+        self.pool.empty()
 
     def forget(self) -> None:
         """Empty the slots and the policy's memory, as if nothing had ever run."""

@@ -84,11 +84,11 @@ class PrefillExecutor:
     def end(self) -> None:
         assert not self._issued, f"{len(self._issued)} lots were issued and never computed"
         self.pool.take(self._maps)
+        self._maps = self.pool
 
     def abort(self) -> None:
-        """Forget a chunk that was broken off; the pool keeps what it has admitted."""
-        self.transfers.lanes.synchronize()
-        self.pool.take(self._maps)
+        """Forget a chunk that was broken off, and what it has admitted."""
+        self._maps = self.pool
         self.ring.reset()
         self._abandon()
 

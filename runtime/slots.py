@@ -45,11 +45,15 @@ class SlotPool:
         """Device code may have changed the maps: forget the copy on the CPU."""
         self._snapshot = None
 
-    def clear(self) -> None:
-        """Empty all slots and start the policy anew, in place: captured graphs stay valid."""
+    def empty(self) -> None:
+        """Nothing is resident any more; the policy remembers what it knew."""
         self.slot_of.fill_(-1)
         self.id_of.fill_(self.space.sink)
-        self._snapshot = None
+        self.invalidate()
+
+    def clear(self) -> None:
+        """Empty all slots and start the policy anew, in place: captured graphs stay valid."""
+        self.empty()
         for name, tensor in self.policy.state().items():
             tensor.copy_(self._fresh[name])
 

@@ -81,5 +81,22 @@ def test_a_step_that_is_broken_off_leaves_the_engine_usable(checkpoint, resident
         assert torch.equal(logits(engine), expected)
 
 
+@pytest.mark.parametrize("nth", [0, 3, 8])
+def test_an_interrupt_between_admission_and_copy_leaves_no_slot_without_its_expert(
+    checkpoint, resident, nth
+):
+    """The nth fetch never happens, in prefill or decode, though its expert has a slot by then."""
+    chunk, expected = resident
+    with tiny_engine(checkpoint, "cache.slots=5", "prefill=demand", chunk) as engine:
+        transfers = engine.runtime._prefill.transfers
+        real, calls = transfers.fetch, iter(range(10_000))
+        transfers.fetch = lambda *a: _raise() if next(calls) == nth else real(*a)
+        with pytest.raises(ResidencyError):
+            engine.generate(PROMPT[:2], max_new_tokens=6, ignore_eos=True)
+        transfers.fetch = real
+        engine.runtime.check()
+        assert torch.equal(logits(engine), expected)
+
+
 def _raise(*_):
     raise ResidencyError("broken off")
