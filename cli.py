@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -77,10 +77,9 @@ def run(
         if routes:
             require_writable(routes, "--routes")
         with _loading_bar() as progress, build_engine(config, progress) as engine:
-            if not as_json:
-                out.print(config.workload.config.prompt, end="", style="bold", markup=False)
             recorder = engine.record_routes() if routes else None
-            report = config.workload.run(engine, None if as_json else _print_piece)
+            on_text = None if as_json else _printer(config.workload.config.prompt)
+            report = config.workload.run(engine, on_text)
         if recorder and routes:
             recorder.save(routes)
         if folder:
@@ -236,8 +235,16 @@ def _loading_bar() -> Iterator[Any]:
         yield update
 
 
-def _print_piece(piece: str) -> None:
-    print(piece, end="", flush=True)
+def _printer(prompt: str) -> Callable[[str], None]:
+    """Prints the prompt, once there is something to continue it with, and then each piece."""
+    unprinted = [prompt]
+
+    def on_text(piece: str) -> None:
+        while unprinted:
+            out.print(unprinted.pop(), end="", style="bold", markup=False)
+        print(piece, end="", flush=True)
+
+    return on_text
 
 
 def _show_matrix(overrides: list[str], as_json: bool) -> None:

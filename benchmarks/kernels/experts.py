@@ -103,12 +103,12 @@ def check_decode(bench: Bench, layer: Layer) -> None:
     for tokens in (2,) if bench.dry else (1, 3, 8):
         x, ids, weights = routed(bench, layer, tokens)
         want = gate_up(x.double(), ids, weights, layer.row_of, *experts, SILU)
-        for config in GATE_UP_CONFIGS:
+        for config in bench.candidates(GATE_UP_CONFIGS):
             got = launch_gate_up(x, ids, weights, layer.row_of, *experts, SILU, config)
             assert torch.equal(got.row, want.row) and torch.equal(got.weight, want.weight)
             bench.check(f"{layer.model} gate_up", got.act, want.act)
         total = down(got._replace(act=got.act.double()), *experts, x.double())
-        for config in DOWN_CONFIGS:
+        for config in bench.candidates(DOWN_CONFIGS):
             y = launch_down(got, *experts, x, config)
             bench.check(f"{layer.model} down", y, total)
 
@@ -120,7 +120,7 @@ def time_decode(bench: Bench, layer: Layer, tokens: int) -> None:
     used = sum(chunk.ids.unique().numel() for chunk in chunks) / number
     first, whole = used * shape.down_offset_bytes, used * shape.row_bytes
     about = {"model": layer.model, "tokens": tokens}
-    for config in GATE_UP_CONFIGS:
+    for config in bench.candidates(GATE_UP_CONFIGS):
         calls = [
             lambda c=c, config=config: launch_gate_up(*c, row_of, rows, shape, SILU, config)
             for c in chunks
@@ -128,7 +128,7 @@ def time_decode(bench: Bench, layer: Layer, tokens: int) -> None:
         chosen = config == choose_gate_up(shape)
         bench.time("gate_up", calls, first, **about, config=config, chosen=chosen)
     made = [launch_gate_up(*chunk, row_of, rows, shape, SILU) for chunk in chunks]
-    for config in DOWN_CONFIGS:
+    for config in bench.candidates(DOWN_CONFIGS):
         calls = [
             lambda a=a, config=config: launch_down(a, rows, shape, None, config) for a in made
         ]
@@ -159,7 +159,7 @@ def check_chunk(bench: Bench, layer: Layer) -> None:
 
     want = outputs(x.double())
     run_group(x.double(), pairs, everyone, *experts, *want)
-    for config in CHUNK_TILES:
+    for config in bench.candidates(CHUNK_TILES):
         at_once, in_groups = outputs(x), outputs(x)
         launch_run_group(x, pairs, everyone, *experts, *at_once, config)
         for group in shuffled.split(len(everyone) // 4 + 1):
@@ -182,7 +182,7 @@ def time_chunk(bench: Bench, layer: Layer, tokens: int) -> None:
     num_bytes = ids.unique().numel() * shape.row_bytes
     work = 6.0 * places * shape.hidden * shape.width
     about = {"model": layer.model, "tokens": tokens}
-    for tiles in CHUNK_TILES:
+    for tiles in bench.candidates(CHUNK_TILES):
         if not worth_trying(tiles.gate_up.block_m, places / num_experts) and tiles != chosen:
             continue
 
@@ -226,7 +226,7 @@ def time_gather(bench: Bench, layer: Layer) -> None:
     for number in (2,) if bench.dry else (1, 8, 64):
         copies = torch.tensor([number], dtype=torch.int32, device=bench.device)
         lists = list(zip(experts.split(number), slots.split(number), strict=True))
-        for config in GATHERS:
+        for config in bench.candidates(GATHERS):
             calls = [
                 lambda e=e, s=s, n=copies, c=config: launch_gather(layer.rows, target, e, s, n, c)
                 for e, s in lists

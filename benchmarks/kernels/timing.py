@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from torch import Tensor
 from residency.runtime.environment import environment
 
 Call = Callable[[], object]
+Config = TypeVar("Config")
 REPEATS = 9
 DRY_CALLS = 2
 L2_TIMES = 3  # bytes that calls go round over, in sizes of the L2 cache
@@ -70,6 +71,10 @@ class Bench:
     def norm(self, size: int) -> Tensor:
         return self.normal(size, mean=1.0, std=0.2)
 
+    def candidates(self, configs: Sequence[Config]) -> Sequence[Config]:
+        """All of them; the first few in a dry run, as the interpreter is slow."""
+        return configs[:DRY_CALLS] if self.dry else configs
+
     def copies(self, num_bytes: float) -> int:
         """Copies of data of this size that the L2 cache cannot keep."""
         if self.dry:
@@ -80,9 +85,7 @@ class Bench:
     def check(self, name: str, got: Tensor, want: Tensor) -> None:
         """Keep the largest relative error under a name; `want` is of higher precision."""
         want = want.double()
-        self.keep_error(name, float((got.double() - want).norm() / want.norm()))
-
-    def keep_error(self, name: str, error: float) -> None:
+        error = float((got.double() - want).norm() / want.norm())
         limit = TOLERANCE[self.dtype]
         if not error < limit:  # NaN is not
             raise SystemExit(f"{name}: relative error {error:.1e}, allowed {limit:.0e}")
