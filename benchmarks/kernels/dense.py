@@ -178,7 +178,9 @@ def time_step(bench: Bench, sizes: Sizes, batch: int, context: int) -> None:
         heads = own.head_norms, cos, sin, own.cache
         attended = launch_attend_one(qkv, *heads, position, scratch)
         h = launch_linear_few(attended, own.out, x)
-        return h + launch_route_few(h, own.router_norm, EPS, own.gate, sizes.top_k, True, counter)[0]
+        return (
+            h + launch_route_few(h, own.router_norm, EPS, own.gate, sizes.top_k, True, counter)[0]
+        )
 
     calls = [lambda o=own, p=at_context(bench, context): call(o, p) for own in layers]
     num_bytes = (sizes.weights + batch * context * sizes.cached) * x.itemsize

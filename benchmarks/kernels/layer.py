@@ -69,7 +69,7 @@ class Sizes(NamedTuple):
 
 
 QWEN3_30B_A3B = Sizes(2048, 32, 4, 128, 128, 8)
-TINY = Sizes(64, 4, 2, 16, 16, 4)
+TINY = Sizes(32, 4, 2, 16, 8, 2)
 
 
 class Layer(NamedTuple):
@@ -116,9 +116,7 @@ def arrivals(bench: Bench) -> Tensor:
     return torch.zeros(1, dtype=torch.int32, device=bench.device)
 
 
-def check_products(
-    bench: Bench, sizes: Sizes, tokens: int, configs: Sequence[DenseConfig]
-) -> None:
+def check_products(bench: Bench, sizes: Sizes, tokens: int, configs: Sequence[DenseConfig]) -> None:
     x, attended = bench.normal(tokens, sizes.hidden, std=2.0), bench.normal(tokens, sizes.attended)
     norm, qkv = bench.norm(sizes.hidden), bench.weight(sizes.qkv, sizes.hidden)
     out = bench.weight(sizes.hidden, sizes.attended)

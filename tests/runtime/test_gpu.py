@@ -80,6 +80,13 @@ def test_kernels_are_close_to_plain_torch(make, resident):
             torch.testing.assert_close(logits(engine), resident, rtol=0, atol=1e-3)
 
 
+def test_experts_computed_on_the_host_are_close(make, resident):
+    with make("decode=cpu") as engine:
+        assert not engine.runtime.capturable
+        if engine.architecture.dtype == torch.float32:
+            torch.testing.assert_close(logits(engine), resident, rtol=0, atol=1e-3)
+
+
 def test_counts_in_the_graph_equal_the_plain_runs(make):
     """Same routes, same policy: look-ups, hits, misses and evictions agree, bytes too."""
     reports = []
