@@ -39,6 +39,9 @@ gpt_oss="model=gpt_oss_20b"
 models=benchmarks/peers/models
 
 once admission "$python" benchmarks/admission.py
+for part in experts dense pieces; do
+  once kernels-$part "$python" benchmarks/kernels/$part.py
+done
 for routing in model even; do
   even=$([ $routing = even ] && echo --even-routing)
   freetoken qwen-freetoken-$routing $models/qwen3-30b-a3b-24l --slots 1024 $even

@@ -1,8 +1,10 @@
-"""The benchmark scripts: a table from result files, and peers' fields as ours."""
+"""The benchmark scripts: a table from result files, peers' fields as ours, dry runs of kernels."""
 
 import importlib.util
 import json
+import os
 import subprocess
+import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -66,3 +68,17 @@ def test_the_runs_can_be_parsed():
     subprocess.run(["bash", "-n", str(BENCHMARKS / "run.sh")], check=True)
     for file in BENCHMARKS.rglob("*.py"):
         compile(file.read_text(), str(file), "exec")
+
+
+@pytest.mark.parametrize("name", ["experts", "dense", "pieces"])
+def test_a_kernels_benchmark_runs_dry(name, tmp_path):
+    file = BENCHMARKS / "kernels" / f"{name}.py"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, file, "--dry-run", "--out", tmp_path]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["kind"] == f"kernels-{name}" and result["dry_run"]
+    assert result["errors"]
+    assert result["chunks"] if name == "pieces" else result["times"]
+    assert all(row["us"] is None for row in result["times"])

@@ -32,6 +32,7 @@ from residency.runtime.kernels.formats import ExpertShape, Plain
 from residency.runtime.kernels.gather import ON_DEVICE, GatherConfig, gather, launch_gather
 from residency.runtime.kernels.grouped_gemm import (
     CHUNK_TILES,
+    ChunkTiles,
     choose_tiles,
     combine,
     launch_combine,
@@ -186,7 +187,7 @@ def time_chunk(bench: Bench, layer: Layer, tokens: int) -> None:
         if not worth_trying(tiles.gate_up.block_m, places / num_experts) and tiles != chosen:
             continue
 
-        def call(tiles: timing.Any = tiles) -> None:
+        def call(tiles: ChunkTiles = tiles) -> None:
             experts = layer.row_of, layer.rows, shape, SILU
             launch_run_group(x, pairs, everyone, *experts, act, y, tiles)
 

@@ -47,12 +47,13 @@ VOCABULARY = 1000
 CONTEXT = 2560
 MODES = ("plain", "pieces", "captured pieces")
 UNTOUCHED = 7.0
+OTHER_SHAPES = 5e-2  # relative error between bf16 products of other shapes, over all layers
 
 
 def main() -> None:
     warnings.simplefilter("error", RuntimeWarning)  # of a refused capture
     bench = Bench("kernels-pieces", timing.parser(__doc__).parse_args())
-    lengths, positions = ((12,), (0, 9)) if bench.dry else ((16, 64, 100, 256, 512), (0, 2000))
+    lengths, positions = ((12,), (9,)) if bench.dry else ((16, 64, 100, 256, 512), (0, 2000))
     with torch.inference_mode():
         runner = Runner(bench)
         buckets = [] if bench.dry else [capture(runner, bucket) for bucket in pieces.BUCKETS]
@@ -132,7 +133,7 @@ class Runner:
             torch.cuda.synchronize()
 
     def traces(self, ids: Tensor, position: int) -> list[Tensor]:
-        """All that a chunk leaves behind: the output, the cache from its position on, the routes."""
+        """All that a chunk leaves behind: its output, its part of the cache, and its routes."""
         end = position + ids.shape[1]
         kept = [part for entry in self.cache.layers for part in (entry.keys, entry.values)]
         for part in kept:
@@ -155,7 +156,7 @@ def capture(runner: Runner, bucket: int) -> dict[str, float]:
     taken = {name: round((now - before[name]) / 1e6, 2) for name, now in memory().items()}
     replaying = min(runner.run(ids, 0)[2] for _ in range(3))
     assert all(runner.pieces._graphs.values()), "not everything was captured"
-    buffers = pieces.Buffers.zeros(bucket, runner.pieces._sizes, runner.body.norm.weight)
+    buffers = runner.pieces._buffers.first(bucket)
     return {
         "rows": bucket,
         "capture_ms": round(capturing - replaying, 2),
@@ -180,8 +181,10 @@ def chunk(runner: Runner, tokens: int, position: int) -> dict[str, Any]:
         return runner.traces(ids, position)
 
     plain, eager = in_mode("plain"), in_mode("pieces")
-    bench.check(f"{tokens} tokens at {position}: pieces and plain", eager[0], plain[0])
-    for _ in range(2):  # the bucket's first use with this cache may not be captured
+    bench.check(
+        f"{tokens} tokens at {position}: pieces and plain", eager[0], plain[0], OTHER_SHAPES
+    )
+    for _ in range(1 if bench.dry else 2):  # the buffers hold something else each time
         captured = in_mode("captured pieces")
         same = all(torch.equal(a, b) for a, b in zip(eager, captured, strict=True))
         assert same, f"{tokens} tokens at {position}: captured pieces give other bits"

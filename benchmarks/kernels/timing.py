@@ -59,7 +59,7 @@ class Bench:
         self.errors: dict[str, float] = {}
         self.times: list[dict[str, Any]] = []
         torch.manual_seed(0)
-        self.rates = None if self.dry else rates()
+        self.rates: Rates | None = None  # measured when first needed
 
     def normal(self, *size: int, mean: float = 0.0, std: float = 1.0) -> Tensor:
         return torch.empty(size, dtype=self.dtype, device=self.device).normal_(mean, std)
@@ -82,11 +82,13 @@ class Bench:
         cache: int = torch.cuda.get_device_properties(self.device).L2_cache_size
         return max(2, int(L2_TIMES * cache / num_bytes) + 1)
 
-    def check(self, name: str, got: Tensor, want: Tensor) -> None:
-        """Keep the largest relative error under a name; `want` is of higher precision."""
+    def check(self, name: str, got: Tensor, want: Tensor, limit: float | None = None) -> None:
+        """Keep the largest relative error under a name; `want` is of higher precision, or a
+        limit is given.
+        """
         want = want.double()
         error = float((got.double() - want).norm() / want.norm())
-        limit = TOLERANCE[self.dtype]
+        limit = limit or TOLERANCE[self.dtype]
         if not error < limit:  # NaN is not
             raise SystemExit(f"{name}: relative error {error:.1e}, allowed {limit:.0e}")
         self.errors[name] = max(error, self.errors.get(name, 0.0))
@@ -95,11 +97,12 @@ class Bench:
         self, kernel: str, calls: Sequence[Call], num_bytes: float, work: float = 0.0, **about: Any
     ) -> None:
         """Add the time of one of `calls`, which move so many bytes and do so many operations."""
-        if self.rates is None:
+        if self.dry:
             for call in calls[:DRY_CALLS]:
                 call()
             spent = floor = None
         else:
+            self.rates = self.rates or measured_rates()
             spent = round(graph_us(calls), 2)
             floor = round(self.rates.floor_us(num_bytes, work), 2)
         about = {name: as_json(value) for name, value in about.items()}
@@ -152,7 +155,7 @@ def graph_us(calls: Sequence[Call]) -> float:
     return statistics.median(times)
 
 
-def rates() -> Rates:
+def measured_rates() -> Rates:
     data = torch.randint(0, 256, (1 << 30,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(data)
     copied = 2 * data.nbytes / graph_us([lambda: target.copy_(data)] * 4)

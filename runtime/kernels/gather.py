@@ -25,14 +25,6 @@ class GatherConfig(NamedTuple):
 
 FROM_HOST = GatherConfig(132, 8192, 4)
 ON_DEVICE = GatherConfig(132 * 8, 16384, 4)
-FROM_HOST_CONFIGS = [
-    FROM_HOST,
-    GatherConfig(66, 16384, 8),
-    GatherConfig(132, 16384, 8),
-    GatherConfig(264, 8192, 4),
-    GatherConfig(264, 4096, 4),
-    GatherConfig(528, 4096, 4),
-]
 
 
 def gather(
