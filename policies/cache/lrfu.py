@@ -16,6 +16,7 @@ Here S is a fixed-point integer, updated by integer operations alone: the same b
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ class Lrfu(CachePolicy):
         self.fraction_bits = _fraction_bits(self.config.decay)
         self.scaled_decay = round(self.config.decay * (1 << DECAY_BITS))
         self._gain_table = _gain_table(self.fraction_bits)
+        self._last_entry = len(self._gain_table) - 1
         self.gains = torch.tensor(self._gain_table, dtype=torch.int64, device=device)
         self.scores = torch.full_like(self.keys, NEVER)
 
@@ -91,11 +93,9 @@ class Lrfu(CachePolicy):
         """S after a reference at decay * t = now; int64 [N]."""
         distance = (scores - now).abs()
         shift = self.fraction_bits - STEP_BITS
-        index = (distance >> shift).clamp_(max=len(self._gain_table) - 2)
-        left, right = self.gains[index], self.gains[index + 1]
-        rest = distance - (index << shift)
-        slope = ((left - right) * rest.clamp_(max=1 << shift)) >> shift
-        later = torch.maximum(scores, now) + (left - slope).clamp_(min=1)
+        gain, slope = self.gains[(distance >> shift).clamp_(max=self._last_entry)].unbind(1)
+        gain = gain - ((slope * (distance & ((1 << shift) - 1))) >> shift)
+        later = torch.maximum(scores, now) + gain.clamp_(min=1)
         return torch.where(scores == NEVER, now, later)
 
     def advance(self, score: int, token: int) -> int:
@@ -105,10 +105,9 @@ class Lrfu(CachePolicy):
             return now
         distance = abs(score - now)
         shift = self.fraction_bits - STEP_BITS
-        index = min(distance >> shift, len(self._gain_table) - 2)
-        left, right = self._gain_table[index : index + 2]
-        rest = min(distance - (index << shift), 1 << shift)
-        return max(score, now) + max(left - (((left - right) * rest) >> shift), 1)
+        gain, slope = self._gain_table[min(distance >> shift, self._last_entry)]
+        gain -= (slope * (distance & ((1 << shift) - 1))) >> shift
+        return max(score, now) + max(gain, 1)
 
 
 def _fraction_bits(decay: float) -> int:
@@ -121,8 +120,9 @@ def _fraction_bits(decay: float) -> int:
 
 
 @lru_cache
-def _gain_table(fraction_bits: int) -> tuple[int, ...]:
-    """log2(1 + 2^-d) in fixed point for d = 0, 2^-8, 2 * 2^-8, ... until it falls below one unit.
+def _gain_table(fraction_bits: int) -> tuple[tuple[int, int], ...]:
+    """log2(1 + 2^-d) in fixed point for d = 0, 2^-8, 2 * 2^-8, ... until it falls below one unit,
+    each with how much it falls to the next; the last entry stands for all larger d.
 
     Computed in decimal arithmetic: the same table on every machine.
     """
@@ -131,4 +131,6 @@ def _gain_table(fraction_bits: int) -> tuple[int, ...]:
         log_2, scale = Decimal(2).ln(), Decimal(1 << fraction_bits)
         num_entries = ((fraction_bits + 2) << STEP_BITS) + 1
         powers = (Decimal(2) ** (Decimal(-i) / (1 << STEP_BITS)) for i in range(num_entries))
-        return tuple(int((1 + power).ln() / log_2 * scale) for power in powers)
+        gains = [int((1 + power).ln() / log_2 * scale) for power in powers]
+    falls = [left - right for left, right in itertools.pairwise(gains)]
+    return tuple(zip(gains, [*falls, 0], strict=True))

@@ -48,10 +48,9 @@ def _lrfu_kernel(
     SHIFT: tl.constexpr = FRACTION_BITS - STEP_BITS
     distance = tl.where(score > now, score - now, now - score)
     entry = tl.minimum(distance >> SHIFT, LAST_ENTRY)
-    left = tl.load(gains_ptr + entry)
-    right = tl.load(gains_ptr + entry + 1)
-    rest = tl.minimum(distance - (entry << SHIFT), 1 << SHIFT)
-    gain = tl.maximum(left - (((left - right) * rest) >> SHIFT), 1)
+    gain = tl.load(gains_ptr + 2 * entry)
+    slope = tl.load(gains_ptr + 2 * entry + 1)
+    gain = tl.maximum(gain - ((slope * (distance & ((1 << SHIFT) - 1))) >> SHIFT), 1)
     later = tl.maximum(score, now) + gain
     score = tl.where(score < 0, now, later)
     tl.store(scores_ptr + ids, score, mask=inside)
@@ -73,7 +72,7 @@ def _lrfu(policy: Lrfu) -> Touch:
         _lrfu_kernel[(1,)](
             unique, policy.keys, policy.scores, policy.gains, step.token, unique.numel(),
             policy.scaled_decay,
-            LAST_ENTRY=policy.gains.numel() - 2, FRACTION_BITS=policy.fraction_bits,
+            LAST_ENTRY=len(policy.gains) - 1, FRACTION_BITS=policy.fraction_bits,
             DECAY_BITS=DECAY_BITS, STEP_BITS=STEP_BITS, TOKEN_BITS=TOKEN_BITS,
             N_PAD=_padded(unique), num_warps=1,
         )  # fmt: skip
