@@ -9,9 +9,8 @@ from typing import Any, cast
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
 
-from residency.conf.build import build_part, escaped
+from residency.conf.build import build_part
 from residency.conf.options import (
     GROUPS,
     PRESETS,
@@ -20,6 +19,7 @@ from residency.conf.options import (
     option_names,
     suggestion,
 )
+from residency.conf.text import to_yaml
 from residency.policies.base import Conflict, Part
 from residency.policies.cache import CachePolicy
 from residency.policies.compatibility import conflicts
@@ -71,7 +71,7 @@ class Config:
 
     def yaml(self) -> str:
         """The tree as YAML that Hydra reads back as it is."""
-        return OmegaConf.to_yaml(OmegaConf.create(escaped(self.tree)))
+        return to_yaml(self.tree)
 
 
 def compose(overrides: Sequence[str] = (), *, prompt: str | None = None) -> Config:

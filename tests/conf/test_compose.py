@@ -188,6 +188,7 @@ PROMPTS = (
     "a=b ~c +d",
     "Größe 日本 🙂",
     "line\nbreak\r\n\ttab ",
+    "next\x85line\u2028\u2029\x80\x7f and 😀 \\u0085",
     "null",
     "12",
     "",
