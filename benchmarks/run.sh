@@ -38,7 +38,7 @@ flash="model=flash_next_moe model.layers=8"
 gpt_oss="model=gpt_oss_20b"
 models=benchmarks/peers/models
 
-once admission "$python" benchmarks/admission.py
+once admission "$python" benchmarks/kernels/admission.py
 for part in experts dense pieces; do
   once kernels-$part "$python" benchmarks/kernels/$part.py
 done

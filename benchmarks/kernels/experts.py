@@ -3,8 +3,8 @@
 python benchmarks/kernels/experts.py --out FOLDER
 
 Decode: both passes over a few tokens' experts, apart and together. Chunks: the grouped products,
-and what sorts their pairs and adds their results. Gather: rows copied on the device (from the host:
-benchmarks/admission.py). Weights, tokens and routes are random; results are first held against the
+and what sorts their pairs and adds their results. Gather: rows copied on the device (from the
+host: admission.py). Weights, tokens and routes are random; results are first held against the
 definitions, computed in more bits than the kernels have.
 """
 

@@ -1,6 +1,6 @@
 """Time of one layer's admission and touch inside a CUDA graph, and the gather's rate.
 
-python benchmarks/admission.py --out FOLDER [--slots 4096]
+python benchmarks/kernels/admission.py --out FOLDER [--slots 4096]
 
 Each graph admits for 24 layers of 512 experts, with ids chosen so that each layer misses a given
 number; the maps and keys are put back at its start, and the time of that alone is subtracted.
@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from timing import graph_us
 
 from residency.policies.cache import CachePolicy
 from residency.policies.cache.lrfu import Lrfu
@@ -29,7 +28,6 @@ from residency.runtime.slots import SlotPool
 DEVICE = torch.device("cuda")
 LAYERS, EXPERTS = 24, 512
 SPACE = IdSpace(2 * LAYERS, EXPERTS, 10)  # the upper half of the layers only fills slots
-REPEATS = 30
 GATHERS = [
     FROM_HOST,
     GatherConfig(32, 8192, 4),
@@ -37,7 +35,6 @@ GATHERS = [
     GatherConfig(64, 8192, 4),
     GatherConfig(132, 2048, 2),
     GatherConfig(132, 4096, 4),
-    GatherConfig(132, 8192, 4),
 ]
 
 
@@ -116,25 +113,7 @@ def layer_us(pool: SlotPool, ids: list[torch.Tensor], touch: Touch) -> float:
             admitted = launch_admit(experts, layer, EXPERTS, pool.slot_of, pool.id_of, policy.keys)
             touch(admitted.unique, Step(token, layer, Phase.DECODE))
 
-    return (graph_us(step) - graph_us(restore)) / len(ids)
-
-
-def graph_us(work: Callable[[], None]) -> float:
-    """Median time of a replay."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    times = []
-    for _ in range(REPEATS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times)
+    return (graph_us([step]) - graph_us([restore])) / len(ids)
 
 
 def gathers() -> list[dict[str, object]]:
@@ -156,10 +135,9 @@ def gather_rate(bank: torch.Tensor, slots: torch.Tensor, num: int, config: Gathe
     number = torch.tensor([num], dtype=torch.int32, device=DEVICE)
 
     def work() -> None:
-        for _ in range(4):
-            launch_gather(bank, slots, experts, rows, number, config)
+        launch_gather(bank, slots, experts, rows, number, config)
 
-    return 4 * num * bank.shape[1] / graph_us(work) / 1e3
+    return num * bank.shape[1] / graph_us([work] * 4) / 1e3
 
 
 if __name__ == "__main__":
