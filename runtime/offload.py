@@ -88,7 +88,8 @@ class OffloadRuntime:
         )
         self.capturable = False
         if shape is not None:
-            from residency.runtime.fused import FusedDecode, FusedMaths
+            from residency.runtime.fused import FusedMaths
+            from residency.runtime.fused_decode import FusedDecode
 
             maths = FusedMaths(shape, self.rows, space.num_experts)
             if not policies.decode.computes_on_host:

@@ -15,7 +15,8 @@ from residency.runtime.admission import copy_list
 from residency.runtime.banks import Banks
 from residency.runtime.counters import Counters
 from residency.runtime.experts import Call, ExpertMath
-from residency.runtime.fused import FusedDecode, FusedMaths, kernel_shape
+from residency.runtime.fused import FusedMaths, kernel_shape
+from residency.runtime.fused_decode import FusedDecode
 from residency.runtime.layout import RowLayout
 from residency.runtime.slots import SlotPool
 
