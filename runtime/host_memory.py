@@ -7,6 +7,7 @@ instead of 4 KB there are 512 times fewer to find.
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 
 import torch
 
@@ -23,10 +24,8 @@ def empty_rows(num_rows: int, row_bytes: int) -> torch.Tensor:
     if num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(num_rows, row_bytes, dtype=torch.uint8)
     region = mmap.mmap(-1, num_bytes + HUGE_PAGE)
-    try:
+    with suppress(OSError):  # a kernel built without them
         region.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # a kernel built without them
-        pass
     whole = torch.frombuffer(region, dtype=torch.uint8)  # keeps the region alive
     skipped = -whole.data_ptr() % HUGE_PAGE
     return whole[skipped : skipped + num_bytes].view(num_rows, row_bytes)
