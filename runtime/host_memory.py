@@ -26,6 +26,8 @@ def empty_rows(num_rows: int, row_bytes: int) -> torch.Tensor:
     region = mmap.mmap(-1, num_bytes + HUGE_PAGE)
     with suppress(OSError):  # a kernel built without them
         region.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(region, dtype=torch.uint8)  # keeps the region alive
-    skipped = -whole.data_ptr() % HUGE_PAGE
-    return whole[skipped : skipped + num_bytes].view(num_rows, row_bytes)
+    skipped = -torch.frombuffer(region, dtype=torch.uint8).data_ptr() % HUGE_PAGE
+    # A tensor of its own, which keeps the region alive, and no view: whether memory is pinned is
+    # asked of where a storage begins.
+    rows = torch.frombuffer(region, dtype=torch.uint8, count=num_bytes, offset=skipped)
+    return rows.view(num_rows, row_bytes)
