@@ -72,7 +72,6 @@ def rates(bench: Bench, name: str, num_layers: int, row_bytes: int) -> dict[str,
         "kind": name,
         "fill_s": filled - begin,
         "pin_s": time.perf_counter() - filled,
-        "huge_page_bytes": _huge_page_bytes(),
     }
     target = torch.empty(EXPERTS, row_bytes, dtype=torch.uint8, device=bench.device)
     if not bench.dry:
@@ -108,14 +107,6 @@ def _gather_rate(
 def _fill(rows: np.ndarray, block: np.ndarray) -> None:
     for place, row in enumerate(rows):
         row[:] = np.roll(block, 64 * place) if place < 8 else rows[place % 8]
-
-
-def _huge_page_bytes() -> int:
-    """Anonymous memory of this process that lies in huge pages."""
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
-        if line.startswith("AnonHugePages:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def huge_pages_setting() -> str:
