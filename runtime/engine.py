@@ -253,6 +253,6 @@ def plan_memory(architecture: Architecture, policies: Policies, context: int) ->
         row_bytes=row_bytes,
         bank_bytes=space.num_ids * row_bytes,
         weight_bytes=architecture.num_other_parameters * element,
-        kv_bytes=architecture.kv_elements(context) * element,
+        kv_bytes=architecture.cache_bytes(context),
         workspace_bytes=architecture.workspace_elements(chunk_tokens) * element,
     )
