@@ -40,7 +40,7 @@ def _reason(func, args):
 
 
 class Capture(TorchDispatchMode):
-    """Inside, operations run and are noted. Raises NotCapturableError at one that needs the host."""
+    """Inside, operations run and are noted; NotCapturableError at one that needs the host."""
 
     def __init__(self):
         super().__init__()
