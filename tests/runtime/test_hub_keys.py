@@ -55,7 +55,11 @@ def test_heads_that_predict_further_tokens_are_ignored(tiny_checkpoint, tmp_path
         }
         assert len(extra) > 20
         norm = torch.full((64,), torch.nan)
-        return tensors | extra | {f"{prefix}.enorm.weight": norm, f"{prefix}.hnorm.weight": norm.clone()}
+        return (
+            tensors
+            | extra
+            | {f"{prefix}.enorm.weight": norm, f"{prefix}.hnorm.weight": norm.clone()}
+        )
 
     source = tiny_checkpoint(model_type)
     changed = rewritten(source, tmp_path / "model", change)
