@@ -9,6 +9,7 @@ runtime's own are proven apart.
 import architectures
 import pytest
 import torch
+from conftest import tiny_engine
 from graphs import Capture, NotCapturableError
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
@@ -174,3 +175,13 @@ def test_what_is_declared_is_what_was_proven():
     assert AS_WRITTEN | set(REASONS) == text_types
     assert not AS_WRITTEN & set(REASONS)
     assert set(REPLACEMENTS) <= text_types
+
+
+def test_a_report_says_why_decode_is_not_captured(tiny_checkpoint):
+    with tiny_engine(tiny_checkpoint("qwen4_exp")) as engine:
+        loaded = engine._loaded
+        loaded.shape = object()  # as where kernels compute the experts
+        loaded.fuse_layers(Seam(position_of=lambda: 0))
+        assert not loaded.capturable
+        reason = REASONS["qwen4_exp_text"]
+        assert f"decode steps are not captured as a graph: {reason}" in loaded.notes

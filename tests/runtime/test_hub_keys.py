@@ -54,12 +54,8 @@ def test_heads_that_predict_further_tokens_are_ignored(tiny_checkpoint, tmp_path
             if f".layers.{last}." in k
         }
         assert len(extra) > 20
-        norm = torch.full((64,), torch.nan)
-        return (
-            tensors
-            | extra
-            | {f"{prefix}.enorm.weight": norm, f"{prefix}.hnorm.weight": norm.clone()}
-        )
+        norms = {f"{prefix}.{n}.weight": torch.full((64,), torch.nan) for n in ("enorm", "hnorm")}
+        return tensors | extra | norms
 
     source = tiny_checkpoint(model_type)
     changed = rewritten(source, tmp_path / "model", change)
