@@ -27,6 +27,7 @@ TINY = architectures.BASE | dict(
     moe_intermediate_size=32,
     shared_expert_intermediate_size=48,
     num_hidden_layers=3,
+    num_experts_per_tok=2,
 )
 
 
