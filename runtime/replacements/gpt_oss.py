@@ -31,10 +31,10 @@ def replace(model: PreTrainedModel, seam: Seam) -> list[str]:
     attentions = [layer.self_attn for layer in body.layers]
     if any(type(attention) is not GptOssAttention for attention in attentions):
         return []
-    shared = Positions(attentions, seam)
+    positions = Positions(attentions, seam)
     for attention in attentions:
-        attention.forward = RingAttention(attention, shared).forward
-    body.register_forward_pre_hook(shared.enter, with_kwargs=True)
+        attention.forward = RingAttention(attention, positions).forward
+    body.register_forward_pre_hook(positions.enter, with_kwargs=True)
     return [
         f"GptOssAttention x {len(attentions)}: positions and masks from the cache's tensors",
         "GptOssModel: no attention mask is built",
@@ -42,20 +42,28 @@ def replace(model: PreTrainedModel, seam: Seam) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Masks:
-    """What each of S tokens may attend to, bool [S, L]; L as RingAttention puts keys together."""
+class Pass:
+    """Where S tokens are kept, and what each may attend to.
 
+    places_S: in a full layer, which are the tokens' positions. end: places of it that are read.
+    full_SL: bool, over those places. ring_places_K: in a ring, of the last K tokens.
+    sliding_SL: bool, over the ring; behind it, for more than one token, the tokens themselves.
+    """
+
+    places_S: Tensor
+    end: int
     full_SL: Tensor
-    sliding_SL: Tensor | None
+    ring_places_K: Tensor | None = None
+    sliding_SL: Tensor | None = None
 
 
 class Positions:
-    """One pass of the model: where its tokens are, shared by the layers."""
+    """The pass in flight, shared by the layers."""
 
     def __init__(self, attentions: list[Any], seam: Seam) -> None:
         self._attentions = attentions
         self._seam = seam
-        self.masks: Masks | None = None
+        self.current: Pass | None = None
 
     def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Prepares the pass; gives the model its positions, so that it asks the cache for none."""
@@ -68,43 +76,47 @@ class Positions:
         batch, steps = (kwargs["inputs_embeds"] if given is None else given).shape[:2]
         entries = self._entries(kwargs.get("cache"), batch)
         begin = entries[0].cumulative_length
-        q_S = begin + torch.arange(steps, device=begin.device)
-        self.masks = self._masks(entries, q_S, begin)
+        positions_S = begin + torch.arange(steps, device=begin.device)
+        self.current = self._pass(entries, positions_S, begin)
+        torch._foreach_add_([entry.cumulative_length for entry in entries], steps)
         made = {"full_attention": None, "sliding_attention": None}
-        return args, {**kwargs, "attention_mask": made, "position_ids": q_S[None]}
-
-    def length(self, steps: int, capacity: int) -> int:
-        """How many of a full layer's places a pass reads: all where a graph may hold it."""
-        return capacity if steps == 1 else self._seam.position_of() + steps
+        return args, {**kwargs, "attention_mask": made, "position_ids": positions_S[None]}
 
     def _entries(self, cache: Any, batch: int) -> list[Any]:
         """The layers of the cache, their tensors made if they were not yet."""
         entries = list(cache.layers) if cache is not None else []
-        for attention, entry in zip(self._attentions, entries, strict=bool(entries)):
+        if not entries or not all(isinstance(entry, StaticLayer) for entry in entries):
+            raise TypeError("the replaced GptOssModel needs a StaticCache")
+        for attention, entry in zip(self._attentions, entries, strict=True):
             if not entry.is_initialized:
                 heads = attention.config.num_key_value_heads
                 like = attention.k_proj.weight.new_empty(())
                 states = like.expand(batch, heads, 1, attention.head_dim)
                 entry.lazy_initialization(states, states)
-        if not entries or not all(isinstance(entry, StaticLayer) for entry in entries):
-            raise TypeError("the replaced GptOssModel needs a StaticCache")
         return entries
 
-    def _masks(self, entries: list[Any], q_S: Tensor, begin: Tensor) -> Masks:
-        steps, device = len(q_S), q_S.device
-        rings = [e.max_cache_len for e in entries if isinstance(e, StaticSlidingWindowLayer)]
-        lengths = [e.max_cache_len for e in entries if not isinstance(e, StaticSlidingWindowLayer)]
-        places_L = torch.arange(self.length(steps, max(lengths, default=0)), device=device)
-        full_SL = places_L <= q_S[:, None]
+    def _pass(self, entries: list[Any], positions_S: Tensor, begin: Tensor) -> Pass:
+        sliding = [isinstance(entry, StaticSlidingWindowLayer) for entry in entries]
+        lengths = [entry.max_cache_len for entry in entries]
+        rings = {n for n, slides in zip(lengths, sliding, strict=True) if slides}
+        full = {n for n, slides in zip(lengths, sliding, strict=True) if not slides} or {0}
+        assert len(rings) < 2 and len(full) == 1, "one window and one capacity for all layers"
+        steps, device, capacity = len(positions_S), begin.device, full.pop()
+        # A graph may hold a step of one token: it reads all places, whatever the position.
+        end = capacity if steps == 1 else min(capacity, self._seam.position_of() + steps)
+        q_S1 = positions_S[:, None]
+        full_SL = torch.arange(end, device=device) <= q_S1
         if not rings:
-            return Masks(full_SL, None)
-        ring_R = torch.arange(rings[0], device=device)
+            return Pass(positions_S, end, full_SL)
+        ring = rings.pop()
+        ring_places_K = positions_S[-ring:] % ring
+        ring_R = torch.arange(ring, device=device)
         if steps == 1:  # the token is in the ring already, and took the place of the one too old
-            return Masks(full_SL, ring_R <= q_S[:, None])
-        held_R = begin - 1 - (begin - 1 - ring_R) % rings[0]  # the position in each place
-        kv_L = torch.cat([held_R, q_S])
-        seen_SL = (kv_L <= q_S[:, None]) & (kv_L > q_S[:, None] - rings[0]) & (kv_L >= 0)
-        return Masks(full_SL, seen_SL)
+            return Pass(positions_S, end, full_SL, ring_places_K, ring_R <= q_S1)
+        held_R = begin - 1 - (begin - 1 - ring_R) % ring  # the position in each place
+        kv_L = torch.cat([held_R, positions_S])
+        sliding_SL = (kv_L <= q_S1) & (kv_L > q_S1 - ring) & (kv_L >= 0)
+        return Pass(positions_S, end, full_SL, ring_places_K, sliding_SL)
 
 
 class RingAttention:
@@ -131,46 +143,36 @@ class RingAttention:
             for name in "qkv"
         )
         q_BHSD, k_BNSD = apply_rotary_pos_emb(q, k, *position_embeddings)
-        masks = self._positions.masks
-        assert masks is not None, "the model's hook runs before its layers"
+        current = self._positions.current
+        assert current is not None, "the model's hook runs before its layers"
         entry = cache.layers[attention.layer_idx]
         if isinstance(entry, StaticSlidingWindowLayer):
-            keys, values = _through_ring(entry, k_BNSD, v)
-            mask_SL = masks.sliding_SL
+            keys, values = _through_ring(entry, k_BNSD, v, current.ring_places_K)
+            mask_SL = current.sliding_SL
         else:
-            end = self._positions.length(steps, entry.max_cache_len)
-            keys, values = _store(entry, k_BNSD, v, end)
-            mask_SL = masks.full_SL
+            entry.keys.index_copy_(2, current.places_S, k_BNSD)
+            entry.values.index_copy_(2, current.places_S, v)
+            keys, values = entry.keys[:, :, : current.end], entry.values[:, :, : current.end]
+            mask_SL = current.full_SL
         assert mask_SL is not None, "made wherever a layer slides"
         out = _attend_with_sinks(q_BHSD, keys, values, mask_SL, attention)
         joined: Tensor = attention.o_proj(out.transpose(1, 2).reshape(batch, steps, -1))
         return joined, None
 
 
-def _store(entry: Any, k_BNSD: Tensor, v_BNSD: Tensor, end: int) -> tuple[Tensor, Tensor]:
-    """Keep S tokens behind those that are there; keys and values of the first `end` places."""
-    steps = k_BNSD.shape[2]
-    places_S = torch.arange(steps, device=k_BNSD.device) + entry.cumulative_length
-    entry.cumulative_length.add_(steps)
-    entry.keys.index_copy_(2, places_S, k_BNSD)
-    entry.values.index_copy_(2, places_S, v_BNSD)
-    return entry.keys[:, :, :end], entry.values[:, :, :end]
-
-
-def _through_ring(entry: Any, k_BNSD: Tensor, v_BNSD: Tensor) -> tuple[Tensor, Tensor]:
-    """Keep the last R of S tokens; what the S may attend to: the ring, for more than one token as
+def _through_ring(
+    entry: Any, k_BNSD: Tensor, v_BNSD: Tensor, places_K: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Keep the last K of S tokens; what the S may attend to: the ring, for more than one token as
     it was before, with the S tokens behind it.
     """
-    steps, ring = k_BNSD.shape[2], entry.max_cache_len
-    kept = min(steps, ring)
+    assert places_K is not None, "made wherever a layer slides"
+    kept = len(places_K)
     seen = (entry.keys, entry.values)
-    if steps > 1:
+    if k_BNSD.shape[2] > 1:
         seen = (torch.cat([entry.keys, k_BNSD], 2), torch.cat([entry.values, v_BNSD], 2))
-    last_S = torch.arange(steps - kept, steps, device=k_BNSD.device)
-    places_S = (last_S + entry.cumulative_length) % ring
-    entry.cumulative_length.add_(steps)
-    entry.keys.index_copy_(2, places_S, k_BNSD[:, :, steps - kept :])
-    entry.values.index_copy_(2, places_S, v_BNSD[:, :, steps - kept :])
+    entry.keys.index_copy_(2, places_K, k_BNSD[:, :, -kept:])
+    entry.values.index_copy_(2, places_K, v_BNSD[:, :, -kept:])
     return seen
 
 
