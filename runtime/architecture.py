@@ -23,6 +23,7 @@ from transformers.core_model_loading import (
 
 from residency.policies.errors import CheckpointError, ConfigError
 from residency.policies.step import IdSpace
+from residency.runtime.cache_sizes import cache_bytes
 from residency.runtime.layout import RowLayout
 
 DTYPES = {
@@ -95,8 +96,13 @@ class Architecture:
 
     @property
     def max_context(self) -> int:
-        limit: int = self.config.get_text_config().max_position_embeddings
-        return limit
+        """Most tokens the model was made for. Raises CheckpointError where the config is silent."""
+        limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        if not limit:
+            raise CheckpointError(
+                f"{self.source}: no max_position_embeddings there; set model.context"
+            )
+        return int(limit)
 
     @cached_property
     def other_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -108,14 +114,9 @@ class Architecture:
     def num_other_parameters(self) -> int:
         return sum(math.prod(shape) for shape in self.other_shapes.values())
 
-    def kv_elements(self, num_tokens: int) -> int:
-        """Elements of the keys and values of `num_tokens` in all attention layers."""
-        config = self.config.get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
-        return int(2 * config.num_hidden_layers * heads * width * num_tokens)
+    def cache_bytes(self, num_tokens: int) -> int:
+        """What one sequence of `num_tokens` keeps on the device; see `cache_sizes`."""
+        return cache_bytes(self.config, num_tokens, self.dtype.itemsize)
 
     def workspace_elements(self, num_tokens: int) -> int:
         """Elements of a chunk's largest activations: each token's top-k results and residuals,

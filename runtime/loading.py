@@ -74,10 +74,13 @@ def load_model(
 
     Raises CheckpointError for a tensor that is misshapen or missing.
     """
+    found: dict[str, list[Entry]] = {}
     for entry in checkpoint.entries.values():
-        name, _, count = architecture.locate(entry.key)
-        if count == 1 and (shape := architecture.other_shapes.get(name)) is not None:
-            _require_shape(entry, shape)
+        found.setdefault(architecture.locate(entry.key)[0], []).append(entry)
+    for name, entries in found.items():
+        shape = architecture.other_shapes.get(name)
+        if len(entries) == 1 and shape is not None:  # several are joined by transformers
+            _require_shape(entries[0], shape)
     with _quiet(), without_experts(architecture.expert_classes):
         model, info = AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
