@@ -33,6 +33,8 @@ class Call(NamedTuple):
 class Work:
     """One call of one experts module: inputs, and a place for each (token, choice) result."""
 
+    has_residents = False
+
     def __init__(self, call: Call) -> None:
         self.call = call
         num_tokens, top_k = call.ids_TK.shape
@@ -55,7 +57,12 @@ class Work:
 
 
 class PartialSum(Protocol):
-    """A call whose experts are computed part by part."""
+    """A call whose experts are computed part by part.
+
+    has_residents: whether those that lay in slots have been computed by `Maths.begin`.
+    """
+
+    has_residents: bool
 
     def combined(self) -> torch.Tensor:
         """[T, H], when every routed expert has been run."""
@@ -64,7 +71,11 @@ class PartialSum(Protocol):
 class Maths(Protocol):
     """Computes experts by row: in plain torch (ExpertMath), or by kernels of the device."""
 
-    def begin(self, call: Call) -> Any: ...
+    def begin(self, call: Call, slots_E: torch.Tensor | None = None) -> Any:
+        """Work without results. slots_E, int32 [E] on the CPU, tells where residents lie, -1 where
+        absent, and allows the routed ones to be computed at once: before the host knows the routes,
+        it is busy with them while the device computes.
+        """
 
     def run(self, work: Any, experts: Sequence[int], rows: Sequence[int]) -> None: ...
 
@@ -75,7 +86,7 @@ class ExpertMath:
     def __init__(self, layout: RowLayout, rows: torch.Tensor) -> None:
         self._views = layout.views(rows)
 
-    def begin(self, call: Call) -> Work:
+    def begin(self, call: Call, slots_E: torch.Tensor | None = None) -> Work:
         return Work(call)
 
     def run(self, work: Work, experts: Sequence[int], rows: Sequence[int]) -> None:

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from residency.runtime.experts import Call
+from residency.runtime.fused_chunk import ChunkWork, ShortChunks
 from residency.runtime.kernels.activations import SILU, Activation
 from residency.runtime.kernels.formats import ExpertShape, Plain
-from residency.runtime.kernels.grouped_gemm import launch_combine, launch_run_group
-from residency.runtime.kernels.grouping import launch_group_pairs
 from residency.runtime.layout import RowLayout
 
 
@@ -42,23 +41,6 @@ def activation_of(module: Any) -> Activation | None:
     return SILU if plain_gate and name in ("SiLU", "SiLUActivation") else None
 
 
-class FusedWork:
-    """One call, grouped by expert; results wait in sorted order until they are combined."""
-
-    def __init__(self, call: Call, shape: ExpertShape, num_experts: int) -> None:
-        self.call = call
-        self.grouping = launch_group_pairs(call.ids_TK.contiguous(), num_experts)
-        num_pairs = call.ids_TK.numel()
-        self.act_PI = call.x_TH.new_empty(num_pairs, shape.width)
-        self.y_PH = call.x_TH.new_empty(num_pairs, shape.hidden)
-
-    def combined(self) -> torch.Tensor:
-        call = self.call
-        return launch_combine(
-            self.y_PH, self.grouping, call.weights_TK.contiguous(), call.residual_TH
-        )
-
-
 class FusedMaths:
     """Grouped GEMM kernels over rows of the device."""
 
@@ -67,26 +49,24 @@ class FusedMaths:
         self.rows = rows
         self.num_experts = num_experts
         self._lists = lru_cache(maxsize=4096)(self._upload)
+        self._short = ShortChunks(shape, rows, num_experts)
 
-    def begin(self, call: Call) -> FusedWork:
-        return FusedWork(call, self.shape, self.num_experts)
+    def begin(self, call: Call, slots_E: torch.Tensor | None = None) -> ChunkWork:
+        activation = activation_of(call.module)
+        assert activation is not None, "kernels were chosen for a gate they have no form for"
+        if (short := self._short.work(call, activation, slots_E)) is not None:
+            return short
+        work = ChunkWork.of(call, activation, self.shape, self.num_experts)
+        if slots_E is not None:
+            residents = slots_E.ge(0).nonzero().flatten()
+            self.run(work, residents.tolist(), slots_E[residents].tolist())
+            work.has_residents = True
+        return work
 
-    def run(self, work: FusedWork, experts: Sequence[int], rows: Sequence[int]) -> None:
+    def run(self, work: ChunkWork, experts: Sequence[int], rows: Sequence[int]) -> None:
         """Fill the results of every pair routed to `experts`, which lie in `rows`."""
         experts_G, row_of_E = self._lists(tuple(experts), tuple(rows))
-        activation = activation_of(work.call.module)
-        assert activation is not None, "kernels were chosen for a gate they have no form for"
-        launch_run_group(
-            work.call.x_TH,
-            work.grouping,
-            experts_G,
-            row_of_E,
-            self.rows,
-            self.shape,
-            activation,
-            work.act_PI,
-            work.y_PH,
-        )
+        work.run(experts_G, row_of_E, self.rows, self.shape)
 
     def _upload(
         self, experts: tuple[int, ...], rows: tuple[int, ...]

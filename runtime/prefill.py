@@ -8,7 +8,7 @@ the staging ring has buffers; of a plan that waits for the router, as far as the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,12 +28,16 @@ from residency.runtime.transfers import Transfers
 
 @dataclass(frozen=True)
 class Lot:
-    """Experts (ids within the layer) that are computed together once `ready` has passed."""
+    """Experts (ids within the layer) that are computed together once `ready` has passed.
+
+    in_place: they lay in slots before.
+    """
 
     experts: list[int]
     rows: list[int]
     ready: Mark
     buffer: Buffer | None = None
+    in_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class PrefillExecutor:
         self._ahead: Iterator[tuple[int, Lot | Pending]] = iter(())
         self._next: tuple[int, Lot | Pending] | None = None
         self._issued: deque[tuple[int, Lot]] = deque()
+        self._books: Callable[[], None] | None = None
 
     def begin(self, num_tokens: int) -> None:
         """Start a chunk: copies that need not wait for a router begin now."""
@@ -83,18 +88,23 @@ class PrefillExecutor:
 
     def end(self) -> None:
         assert not self._issued, f"{len(self._issued)} lots were issued and never computed"
+        self._keep_books()
         self.pool.take(self._maps)
         self._maps = self.pool
 
     def abort(self) -> None:
         """Forget a chunk that was broken off, and what it has admitted."""
+        self._books = None
         self._maps = self.pool
         self.ring.reset()
         self._abandon()
 
     def layer(self, step: Step, call: Call) -> torch.Tensor:
         """The layer's output [T, H]."""
-        work = self.maths.begin(call)
+        # Behind all that reads slots which this layer may free.
+        self._before = self.transfers.lanes.mark() if self._waits else Mark()
+        work = self.maths.begin(call, self._residents(step.layer))
+        self._keep_books()
         ids = call.ids_TK.flatten().to(self._maps.device)
         if self._token is None:
             self._token = step.token.to(self._maps.device)
@@ -104,11 +114,25 @@ class PrefillExecutor:
         if self._waits:
             self._plan_now(step, unique, work)
         self._run(step, work)
+        self._books = lambda: self._record(step, unique, resident)
         out_TH: torch.Tensor = work.combined()
-        # The books come last: with the maps on the host they are kept while the device computes.
+        return out_TH
+
+    def _residents(self, layer: int) -> torch.Tensor | None:
+        """Slots int32 [E] of experts that any plan reads in place, where the mode says so now."""
+        if not (self._waits and self.mode.reads_in_place(self._num_tokens)):
+            return None
+        return self._maps.layer_slots(layer)
+
+    def _keep_books(self) -> None:
+        """The last layer's counts and touch, kept while the device computes the next one."""
+        books, self._books = self._books, None
+        if books is not None:
+            books()
+
+    def _record(self, step: Step, unique: torch.Tensor, resident: torch.Tensor) -> None:
         self._count_lookups(step, unique, resident)
         self._maps.touch(unique, step)
-        return out_TH
 
     def _count_lookups(self, step: Step, unique: torch.Tensor, resident: torch.Tensor) -> None:
         real = unique != self.pool.space.sink
@@ -172,16 +196,21 @@ class PrefillExecutor:
         Residents come first, so none is evicted before it was used; each expert is loaded once.
         """
         needed = torch.tensor(_ids(plan.in_place) + _ids(plan.admit))
+        after = self._before
         for wave in needed.split(max(1, self.pool.num_slots)):
             admission = self._maps.admit(wave, step)
             self.counters.count_evictions(step.layer, step.phase, admission.counts)
-            for lot in self._fetch(step.layer, Placed.of(admission, step.layer, self.pool.space)):
+            placed = Placed.of(admission, step.layer, self.pool.space)
+            for lot in self._fetch(step.layer, placed, after):
                 self._compute(work, lot)
+            after = self.transfers.lanes.mark()
 
-    def _fetch(self, layer: int, placed: Placed) -> list[Lot]:
-        """Lots of one wave, hits first; the copies of all of them are issued before any compute."""
-        after = self.transfers.lanes.mark()  # behind the last compute that reads the freed slots
-        lots = [Lot(*placed.hits, Mark())] if placed.hits.experts else []
+    def _fetch(self, layer: int, placed: Placed, after: Mark) -> list[Lot]:
+        """Lots of one wave, hits first; the copies of all of them are issued before any compute.
+
+        after: behind the last compute that reads the freed slots.
+        """
+        lots = [Lot(*placed.hits, Mark(), in_place=True)] if placed.hits.experts else []
         for start in range(0, len(placed.misses.experts), self._group_size):
             group = placed.misses.part(start, start + self._group_size)
             ready = self.transfers.fetch(layer, Phase.PREFILL, Source.FETCH, *group, after)
@@ -216,7 +245,7 @@ class PrefillExecutor:
         """Lots through staging, hits first, cut to the group size."""
         if plan.in_place.any():
             experts = _ids(plan.in_place)
-            yield Lot(experts, slots_E[experts].tolist(), Mark())
+            yield Lot(experts, slots_E[experts].tolist(), Mark(), in_place=True)
         for group in self._groups(plan.copy):
             yield Pending(layer, group, slots_E[group].tolist())
         for group in self._groups(plan.stream):
@@ -239,6 +268,8 @@ class PrefillExecutor:
         return Lot(lot.experts, rows, ready, buffer)
 
     def _compute(self, work: PartialSum, lot: Lot) -> None:
+        if lot.in_place and work.has_residents:
+            return
         self.transfers.lanes.wait(lot.ready)
         self.maths.run(work, lot.experts, lot.rows)
         if lot.buffer is not None:

@@ -86,6 +86,13 @@ class PrefillMode(Part, ABC):
         If not, `plan` is called with routed=None and copies run behind the previous layer.
         """
 
+    def reads_in_place(self, num_tokens: int) -> bool:
+        """Whether plans that wait for the router read every routed resident in place.
+
+        Then residents may be computed before the host knows the routes.
+        """
+        return False
+
     @abstractmethod
     def plan(self, view: LayerView) -> Plan:
         """The plan for one layer. Mutates nothing.

@@ -63,6 +63,11 @@ class Demand(PrefillMode):
             return self.otherwise.waits_for_router(num_tokens)
         return True
 
+    def reads_in_place(self, num_tokens: int) -> bool:
+        if num_tokens > self.config.max_tokens:
+            return self.otherwise.reads_in_place(num_tokens)
+        return True
+
     def plan(self, view: LayerView) -> Plan:
         if view.num_tokens > self.config.max_tokens:
             return self.otherwise.plan(view)

@@ -105,18 +105,25 @@ def _tiles_kernel(
         tl.store(tile_start_ptr + begin + lane, 0, mask=begin + lane < bound)
 
 
-def launch_group_pairs(ids: Tensor, num_experts: int) -> Grouping:
+def empty_grouping(ids: Tensor, num_experts: int) -> Grouping:
+    """Room for the grouping of ids [T, K]."""
+    return Grouping(
+        torch.empty(ids.numel(), dtype=torch.int64, device=ids.device),
+        torch.empty(num_experts + 1, dtype=torch.int32, device=ids.device),
+        torch.empty_like(ids, dtype=torch.int32),
+    )
+
+
+def launch_group_pairs(ids: Tensor, num_experts: int, into: Grouping | None = None) -> Grouping:
     """Triton form of `group_pairs`, one launch; ids contiguous."""
     num_pairs = ids.numel()
-    order = torch.empty(num_pairs, dtype=torch.int64, device=ids.device)
-    offsets = torch.empty(num_experts + 1, dtype=torch.int32, device=ids.device)
-    position = torch.empty_like(ids, dtype=torch.int32)
+    grouping = empty_grouping(ids, num_experts) if into is None else into
     # One program more than there are experts places the pairs that are routed nowhere.
     _group_kernel[(num_experts + 1,)](
-        ids, order, offsets, position, num_pairs, TOP_K=ids.shape[1],
+        ids, *grouping, num_pairs, TOP_K=ids.shape[1],
         BLOCK=min(1024, max(64, triton.next_power_of_2(num_pairs))), num_warps=4,
     )  # fmt: skip
-    return Grouping(order, offsets, position)
+    return grouping
 
 
 def launch_tiles_of(grouping: Grouping, experts: Tensor, block_m: int) -> Tiles:

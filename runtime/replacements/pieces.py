@@ -3,8 +3,8 @@
 Short chunks are bound by launching. Their experts cannot be captured, for the host plans copies
 layer by layer; between them only the number of keys that attention reads changes. So a layer has
 a piece before attention and one behind it. Both work on buffers padded to one of a few numbers of
-rows (buckets): a bucket's first use runs eagerly, which compiles every kernel, its second captures,
-later ones replay. A length always takes this path, so its bits do not depend on what is captured.
+rows (buckets) and are captured for each bucket. A length always takes this path, so its bits do not
+depend on what is captured.
 
 Padding rows hold what earlier chunks left there, zeros at first. Rows are computed apart from one
 another, padding rows are not written to the cache, and what leaves a layer are views without them.
@@ -20,21 +20,18 @@ Legend: R rows (tokens), H hidden, A attention width, N query heads, D head dim,
 
 from __future__ import annotations
 
-import gc
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from residency.runtime.graphs import Graphs
 from residency.runtime.kernels.dense import FEW
 from residency.runtime.kernels.rotary import KeyValues
 
 BUCKETS = (16, 32, 64, 128, 256, 512)
 
-_Key = tuple[int, int, int]  # layer, piece, bucket
 _Place = tuple[int, int, int, torch.Size]  # keys, values, position, and the keys' shape
 
 
@@ -96,25 +93,18 @@ class Chunk(NamedTuple):
     attended_heads: Tensor
     num_rows: Tensor  # int64 [], those of `real`
     cos: Tensor  # as given by the model: its layers get the same object, other chunks another
-    replays: bool
 
 
 class Pieces:
-    """The buffers and the graphs of one model's layers, which follow one another.
-
-    captures: graphs are captured where the device can; without, all runs eagerly, in the same bits.
-    """
+    """The buffers and the graphs of one model's layers, which follow one another."""
 
     def __init__(self, sizes: Sizes) -> None:
-        self.captures = True
+        self.graphs = Graphs()
         self._sizes = sizes
         self._buffers: Buffers | None = None
         self._num_rows: Tensor | None = None
         self._chunk: Chunk | None = None
-        self._graphs: dict[_Key, torch.cuda.CUDAGraph | None] = {}  # None: used, not captured
         self._places: dict[int, _Place] = {}
-        self._stream: torch.cuda.Stream | None = None
-        self._pool: Any = None  # torch's handle
 
     def enter(self, hidden_RH: Tensor, cos: Tensor, sin: Tensor) -> Chunk:
         """The chunk that begins or goes on, with this layer's input in it; angles [1, R, D]."""
@@ -136,68 +126,22 @@ class Pieces:
         self._num_rows.fill_(rows)
         real.cos_RD.copy_(cos[0])
         real.sin_RD.copy_(sin[0])
-        # A caller who captures the whole chunk gets the kernels themselves.
-        replays = like_RH.is_cuda and not torch.cuda.is_current_stream_capturing()
         heads = _heads(real.q_RND), _heads(attended_RND)
-        return Chunk(padded, real, *heads, self._num_rows, cos, replays)
+        return Chunk(padded, real, *heads, self._num_rows, cos)
 
     def follow(self, layer: int, kept: KeyValues, position: Tensor) -> None:
         """Forget all graphs if the layer's cache is another than the one they write to."""
         keys, values = kept
         place = (keys.data_ptr(), values.data_ptr(), position.data_ptr(), keys.shape)
         if self._places.get(layer, place) != place:
-            self._graphs.clear()
+            self.graphs.clear()
             self._places.clear()
-            self._pool = None  # a pool whose graphs are gone takes no new ones
         self._places[layer] = place
 
     def run(self, layer: int, piece: int, chunk: Chunk, body: Callable[[], None]) -> None:
         """Do what `body` does: by running it, or by the graph that was captured of it."""
         key = (layer, piece, len(chunk.padded.hidden_RH))
-        graph = self._graphs.get(key) if self.captures and chunk.replays else None
-        if graph is None and self.captures and chunk.replays and key in self._graphs:
-            graph = self._graphs[key] = self._capture(body)
-        if graph is not None:
-            graph.replay()
-            return
-        body()
-        self._graphs.setdefault(key, None)
-
-    def _capture(self, body: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
-        """None where it cannot be captured; no more is tried then.
-
-        `torch.cuda.graph` would wait for all streams and empty the allocator's cache at each of
-        many captures, while copies are in flight. Outputs lie in the buffers, so graphs may use
-        the pool's memory over one another.
-        """
-        self._stream = self._stream or torch.cuda.Stream()
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        pool: Any = self._pool
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with _no_collection(), torch.cuda.stream(self._stream):
-                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-                try:
-                    body()
-                finally:
-                    graph.capture_end()
-        except RuntimeError as error:
-            self.captures = False
-            warnings.warn(f"short chunks run without graphs: {error}", RuntimeWarning, stacklevel=2)
-            return None
-        return graph
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Python's collector could free another graph in the middle of a capture."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+        self.graphs.run(key, body, on=chunk.padded.hidden_RH.device)
 
 
 def covers(hidden_BSH: Tensor) -> bool:

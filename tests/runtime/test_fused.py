@@ -74,6 +74,26 @@ def test_fused_maths_equal_plain_maths_in_any_grouping(module, banks, num_tokens
     assert all(torch.equal(results[0], result) for result in results[1:])
 
 
+@pytest.mark.parametrize("lengths", [[5, 1, 5, 5, 8, 3], [33, 16, 20, 20]])
+def test_residents_computed_at_once_change_no_bit(module, banks, lengths):
+    shape = kernel_shape(banks.layout, module)
+    rows = banks.layers[0].to(DEVICE)
+    fused = FusedMaths(shape, rows, SPACE.num_experts)
+    moved = torch.tensor([-1, 2, -1, 3, 1, -1, 7, 6], dtype=torch.int32)  # the rows of experts
+    rows = rows[[0, 4, 1, 3, 0, 0, 7, 6]].contiguous()
+    shuffled = FusedMaths(shape, torch.cat([rows, banks.layers[0].to(DEVICE)]), SPACE.num_experts)
+    absent = moved.lt(0).nonzero().flatten().tolist()
+    for seed, num_tokens in enumerate(lengths):
+        call = random_call(module, num_tokens, seed)
+        want = fused.begin(call)
+        assert not want.has_residents
+        fused.run(want, list(range(8)), list(range(8)))
+        got = shuffled.begin(call, moved)
+        assert got.has_residents
+        shuffled.run(got, absent, [8 + expert for expert in absent])
+        assert torch.equal(got.combined(), want.combined())
+
+
 @pytest.mark.parametrize(
     ("policy", "num_slots"), [(Lru(Lru.Config()), 5), (NoCache(NoCache.Config()), 0)]
 )
