@@ -54,13 +54,16 @@ class Loaded:
             self._pinned = self._pin(allow_pageable, progress)
         self.shape = self._kernel_shape() if kernels else None
         self._fusible = kernels and device.type == "cuda"
+        self.takes_masks = True  # whether a batch's rows are told apart by attention masks
 
     def fuse_layers(self, seam: Seam) -> None:
         """Let fused forms stand for the layers around the experts, where they are declared."""
         if self._fusible:
             from residency.runtime.replacements import apply
 
-            self.notes += apply(self.model, seam)
+            replaced = apply(self.model, seam)
+            self.takes_masks = not replaced
+            self.notes += replaced
 
     def close(self) -> None:
         """Let go of everything; memory stays pinned until the device is done with it."""

@@ -266,7 +266,8 @@ def launch_attend_one(
     _attend_kernel[(cfg.splits, num_kv, batch)](
         qkv_BW, norms.q_D, norms.k_D, cos_BD, sin_BD, *cache, position, *work, out,
         norms.eps, dim**-0.5 * _LOG2_E, cache.keys.shape[2], batch_stride(cos_BD),
-        int(position.numel() > 1), work.stats.stride(0), NUM_KV=num_kv, HEADS=heads, HEADS_PAD=heads_pad,
+        int(position.numel() > 1), work.stats.stride(0),
+        NUM_KV=num_kv, HEADS=heads, HEADS_PAD=heads_pad,
         ROWS=max(_MIN_DOT_ROWS, heads_pad), DIM=dim,
         SPLITS=cfg.splits, BLOCK=cfg.block, STAGES=cfg.num_stages,
         UPCAST=qkv_BW.device.type == "cpu", EARLY=cfg.early,
