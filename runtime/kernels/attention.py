@@ -115,9 +115,10 @@ def _attend_kernel(
     sin_ptr: tl.tensor, keys_ptr: tl.tensor, values_ptr: tl.tensor, position_ptr: tl.tensor,
     partial_ptr: tl.tensor, stats_ptr: tl.tensor, arrivals_ptr: tl.tensor, out_ptr: tl.tensor,
     eps: tl.tensor, scale: tl.tensor, max_length: tl.tensor, cos_stride: tl.tensor,
-    position_stride: tl.tensor, stats_stride: tl.tensor, NUM_KV: tl.constexpr, HEADS: tl.constexpr,
-    HEADS_PAD: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr, STAGES: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
+    position_stride: tl.tensor, readers: tl.tensor, stats_stride: tl.tensor,
+    NUM_KV: tl.constexpr, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, ROWS: tl.constexpr,
+    DIM: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    UPCAST: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     split = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -197,8 +198,6 @@ def _attend_kernel(
             partial_ptr, stats_ptr, out_ptr, group, tl.cdiv(position + 1, per_split),
             stats_stride, HEADS, HEADS_PAD, DIM, SPLITS,
         )  # fmt: skip
-        # Heads that read this position: a sequence's own, or all of them.
-        readers = NUM_KV * tl.where(position_stride == 0, tl.num_programs(2), 1)
         counter = arrivals_ptr + NUM_KV * tl.num_programs(2) + batch * position_stride
         done = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
         if done == readers - 1:
@@ -263,10 +262,11 @@ def launch_attend_one(
     cfg = config or ATTEND_CONFIGS[0]
     work = scratch or Scratch.empty(batch, num_q, cache, cfg)
     out = qkv_BW.new_empty(batch, num_q * dim)
+    own = int(position.numel() > 1)  # else all heads read one position
     _attend_kernel[(cfg.splits, num_kv, batch)](
         qkv_BW, norms.q_D, norms.k_D, cos_BD, sin_BD, *cache, position, *work, out,
         norms.eps, dim**-0.5 * _LOG2_E, cache.keys.shape[2], batch_stride(cos_BD),
-        int(position.numel() > 1), work.stats.stride(0),
+        own, num_kv if own else num_kv * batch, work.stats.stride(0),
         NUM_KV=num_kv, HEADS=heads, HEADS_PAD=heads_pad,
         ROWS=max(_MIN_DOT_ROWS, heads_pad), DIM=dim,
         SPLITS=cfg.splits, BLOCK=cfg.block, STAGES=cfg.num_stages,

@@ -239,7 +239,7 @@ def test_longer_and_larger_batches_one_after_another(checkpoint):
 
 def test_too_many_prompts_none_and_recordings_are_refused(checkpoint):
     with batched(checkpoint, batch=2) as engine:
-        with pytest.raises(WorkloadError, match="3 prompts at once, and memory .* for 2"):
+        with pytest.raises(WorkloadError, match=r"3 prompts at once, and memory .* for 2"):
             engine.generate_batch(prompts((3, 3, 3)))
         with pytest.raises(WorkloadError, match="no prompt"):
             engine.generate_batch([])
