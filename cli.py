@@ -94,7 +94,7 @@ def run(
         if as_json:
             print(json.dumps(report.as_dict()))
             return
-        print_report(out, report, config.workload.prompts)
+        print_report(out, report, config.workload.config.prompts)
         for note in report.notes:
             out.print(note, markup=False)
 

@@ -89,8 +89,9 @@ class AttentionRows(StaticLayer):  # type: ignore[misc]
         self.cumulative_length[row] = length
 
     def visible(self, positions_B: Tensor) -> Tensor:
-        places_L = torch.arange(self.max_cache_len, device=self.device)
-        return places_L <= positions_B[:, None]
+        places_L = torch.arange(self.max_cache_len, device=positions_B.device)
+        visible_BL: Tensor = places_L <= positions_B[:, None]
+        return visible_BL
 
 
 class SlidingRows(AttentionRows):

@@ -191,8 +191,9 @@ class Engine:
         is empty or, with its answer, longer than the context, and for too many prompts.
         """
         check_number(len(prompts), self.batch, recording=self.runtime.recorder is not None)
-        same = isinstance(max_new_tokens, int)
-        limits = [max_new_tokens] * len(prompts) if same else list(max_new_tokens)
+        if isinstance(max_new_tokens, int):
+            max_new_tokens = [max_new_tokens] * len(prompts)
+        limits = list(max_new_tokens)
         read = PromptReader(self.tokenizer, self.architecture.source, self.context).ids
         ids = [read(*pair) for pair in zip(prompts, limits, strict=True)]
         longest = max(len(own) + limit for own, limit in zip(ids, limits, strict=True))
@@ -208,9 +209,11 @@ class Engine:
         texts = [TextStream(self.tokenizer) for _ in ids]
         told = on_text or (lambda index, piece: None)
         for index, token in generation.tokens(ids, limits):
-            told(index, texts[index].push(token))
+            if piece := texts[index].push(token):
+                told(index, piece)
         for index, text in enumerate(texts):
-            told(index, text.finish())
+            if piece := text.finish():
+                told(index, piece)
         self.runtime.check()
         return self._report([text.text for text in texts], ids, generation)
 

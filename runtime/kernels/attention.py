@@ -94,9 +94,9 @@ def attend_one(
     attended = []
     for row, begin in enumerate(positions):
         own = KeyValues(*(kept[row : row + 1] for kept in cache))
-        angles = (t[min(row, len(t) - 1)][None, None] for t in (cos_BD, sin_BD))
+        cos, sin = (t[min(row, len(t) - 1)][None, None] for t in (cos_BD, sin_BD))
         at = position.new_tensor(begin)
-        q = rotate_and_store(qkv_BW[row : row + 1, None], norms, *angles, own, at)
+        q = rotate_and_store(qkv_BW[row : row + 1, None], norms, cos, sin, own, at)
         q = q.view(cache.num_heads, -1, cache.dim).float()
         scores = q @ own.keys[0, :, : begin + 1].float().mT * cache.dim**-0.5
         out = scores.softmax(-1) @ own.values[0, :, : begin + 1].float()
