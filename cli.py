@@ -85,8 +85,8 @@ def run(
             check_number(config.workload.batch, config.workload.batch, recording=True)
         with _loading_bar() as progress, build_engine(config, progress) as engine:
             recorder = engine.record_routes() if routes else None
-            on_text = None if as_json else _printer(config.workload.config.prompt)
-            report = config.workload.run(engine, on_text)
+            texts = config.workload.config.prompts or [config.workload.config.prompt]
+            report = config.workload.run(engine, None if as_json else _printer(texts[0]))
         if recorder and routes:
             recorder.save(routes)
         if folder:
@@ -94,7 +94,7 @@ def run(
         if as_json:
             print(json.dumps(report.as_dict()))
             return
-        print_report(out, report, config.workload.config.prompts)
+        print_report(out, report, texts)
         for note in report.notes:
             out.print(note, markup=False)
 

@@ -104,7 +104,8 @@ class SlidingRows(AttentionRows):
     kind: ClassVar[str] = "sliding_attention"
 
     def _place(self, positions_B: Tensor) -> Tensor:
-        return positions_B % self.max_cache_len
+        places_B: Tensor = positions_B % self.max_cache_len
+        return places_B
 
     def take(self, row: int, one: StaticSlidingWindowLayer, length: int) -> None:
         """`one` holds the last L tokens in order, or all of them where there are fewer."""

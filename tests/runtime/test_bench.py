@@ -55,8 +55,10 @@ def test_every_kind_of_run_is_there(checkpoint):
 def test_several_sequences_are_decoded_together(checkpoint):
     """A step is one for all of them; tokens a second count each one's."""
     config = compose(
-        [*FEW, "model=folder", f"model.path={checkpoint}", "device=cpu", "cache.slots=all"]
-        + ["workload.batch=3", "model.routing=even"]
+        [
+            *(*FEW, "workload.batch=3", "model=folder", f"model.path={checkpoint}"),
+            *("model.routing=even", "device=cpu", "cache.slots=all"),
+        ]
     )
     with build_engine(config) as engine:
         report = config.workload.run(engine)
