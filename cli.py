@@ -44,11 +44,15 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 @app.command()
 def run(
     overrides: Overrides = None,
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="The text to continue.")
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", "-p", help="The text to continue; several are decoded together."),
     ] = None,
-    prompt_file: Annotated[
-        str | None, typer.Option("--prompt-file", "-f", help="Read it from a file; - is stdin.")
+    prompt_files: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prompt-file", "-f", help="Read it from a file; - is stdin, .jsonl has one a line."
+        ),
     ] = None,
     cfg: Cfg = False,
     out_dir: Out = None,
@@ -60,15 +64,17 @@ def run(
 ) -> None:
     """Prefill and decode a prompt, streaming the text; ends with a table of what it cost.
 
-    A word without "=" is taken as the prompt: `residency run "ROMEO:" cache=lru`.
+    A word without "=" is taken as the prompt: `residency run "ROMEO:" cache=lru`. Several prompts
+    are decoded together: `residency run -p "ROMEO:" -p "JULIET:"`.
     """
     with user_errors():
         from residency.conf import build_engine
         from residency.conf.commands import compose_run
+        from residency.runtime.prompts import check_number
         from residency.runtime.results import ResultFolder, require_writable
-        from residency.runtime.tables import report_table
+        from residency.runtime.tables import print_report
 
-        config = compose_run(overrides or [], prompt, prompt_file)
+        config = compose_run(overrides or [], prompts or [], prompt_files or [])
         if cfg:
             out.print(config.yaml(), end="", markup=False, soft_wrap=True)
             return
@@ -76,10 +82,11 @@ def run(
         folder = ResultFolder(out_dir, force) if out_dir else None
         if routes:
             require_writable(routes, "--routes")
+            check_number(config.workload.batch, config.workload.batch, recording=True)
         with _loading_bar() as progress, build_engine(config, progress) as engine:
             recorder = engine.record_routes() if routes else None
-            on_text = None if as_json else _printer(config.workload.config.prompt)
-            report = config.workload.run(engine, on_text)
+            texts = config.workload.config.prompts or [config.workload.config.prompt]
+            report = config.workload.run(engine, None if as_json else _printer(texts[0]))
         if recorder and routes:
             recorder.save(routes)
         if folder:
@@ -87,8 +94,7 @@ def run(
         if as_json:
             print(json.dumps(report.as_dict()))
             return
-        out.print("\n")
-        out.print(report_table(report))
+        print_report(out, report, texts)
         for note in report.notes:
             out.print(note, markup=False)
 

@@ -32,6 +32,7 @@ _WORDS: dict[Any, str] = {
     str: "text",
     int | str: "a whole number or text",
     list[int]: "a list of whole numbers, e.g. [1,2]",
+    list[str]: "a list of texts, e.g. ['a b',c]",
 }
 
 
@@ -51,6 +52,8 @@ def escaped(node: Any) -> Any:
     """Plain values as OmegaConf takes them: text that it would interpolate stays as it is."""
     if isinstance(node, dict):
         return {key: escaped(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [escaped(value) for value in node]
     if isinstance(node, str):
         return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", node)
     return node
@@ -78,10 +81,13 @@ def part_class(group: str, target: object) -> type[Part]:
     return cls
 
 
-def build_engine(config: Config, progress: Progress | None = None) -> Engine:
+def build_engine(
+    config: Config, progress: Progress | None = None, *, batch: int | None = None
+) -> Engine:
     """Load the model that `config` names, under its policies, on its device.
 
-    progress is called with (what, bytes done, bytes in all). Raises ConfigError for the first
+    progress is called with (what, bytes done, bytes in all). batch: most sequences that are decoded
+    together, if not as many as the workload wants. Raises ConfigError for the first
     conflict, and what Engine raises.
     """
     from residency.runtime.engine import Engine
@@ -95,6 +101,7 @@ def build_engine(config: Config, progress: Progress | None = None) -> Engine:
         config.policies,
         device,
         context=config.model.context,
+        batch=config.workload.batch if batch is None else batch,
         routing=config.model.routing(device),
         progress=progress,
         notes=[*config.model.notes(), *config.device.notes()],

@@ -1,7 +1,8 @@
-"""What each command composes: its own workload, and for `run` a prompt from one place at most."""
+"""What each command composes: its own workload, and for `run` prompts from one place at most."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,34 +10,57 @@ from residency.conf.compose import Config, compose
 from residency.policies.errors import ConfigError, WorkloadError
 
 
-def compose_run(overrides: list[str], prompt: str | None, file: str | None) -> Config:
-    """For `run`. The prompt is a bare word among the overrides, `prompt`, or read from `file`."""
+def compose_run(overrides: list[str], prompts: list[str], files: list[str]) -> Config:
+    """For `run`. A prompt is a bare word among the overrides; or there are `prompts`, one or more;
+    or they are read from `files`.
+    """
     words = [text for text in overrides if "=" not in text and not text.startswith("~")]
-    texts = words + ([] if prompt is None else [prompt])
-    if len(texts) + (file is not None) > 1:
-        given = ", ".join(repr(text) for text in texts) + (f" and {file}" if file else "")
-        raise ConfigError(f"more than one prompt: {given}; an override has the form key=value")
+    if len(words) > 1 or sum(map(bool, (words, prompts, files))) > 1:
+        given = ", ".join([repr(text) for text in words + prompts] + files)
+        raise ConfigError(
+            f"more than one prompt: {given}; an override has the form key=value, and several "
+            "prompts are each given with -p, or each with -f"
+        )
     rest = [text for text in overrides if text not in words]
-    text = _read_prompt(file) if file is not None else next(iter(texts), None)
-    return _compose("run", "generate", rest, text)
+    texts = words or prompts or [text for file in files for text in _read_prompts(file)]
+    return _compose("run", "generate", rest, texts)
 
 
 def compose_bench(overrides: list[str]) -> Config:
     """For `bench`."""
-    return _compose("bench", "bench", overrides, None)
+    return _compose("bench", "bench", overrides, [])
 
 
-def _compose(command: str, workload: str, overrides: list[str], prompt: str | None) -> Config:
+def _compose(command: str, workload: str, overrides: list[str], prompts: list[str]) -> Config:
     if not any(text.startswith("workload=") for text in overrides):
         overrides = [f"workload={workload}", *overrides]
-    config = compose(overrides, prompt=prompt)
+    config = compose(overrides, prompts=prompts)
     if (chosen := config.workload.name) != workload:
         raise ConfigError(f"workload={chosen}: `residency {command}` runs workload={workload}")
     return config
 
 
-def _read_prompt(file: str) -> str:
+def _read_prompts(file: str) -> list[str]:
+    """The file's text, or one prompt a line where its name ends in .jsonl."""
     try:
-        return sys.stdin.read() if file == "-" else Path(file).read_text()
+        text = sys.stdin.read() if file == "-" else Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(f"--prompt-file {file}: cannot be read ({error})") from error
+    if not file.endswith(".jsonl"):
+        return [text]
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise WorkloadError(f"--prompt-file {file}: there is no prompt in it")
+    return [_read_line(f"--prompt-file {file}, line {number}", line) for number, line in lines]
+
+
+def _read_line(where: str, line: str) -> str:
+    """The prompt of a line: a JSON string, or an object's `prompt`."""
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise WorkloadError(f"{where}: not JSON ({error})") from error
+    prompt = value.get("prompt") if isinstance(value, dict) else value
+    if not isinstance(prompt, str):
+        raise WorkloadError(f'{where}: it must be a JSON string, or an object with a "prompt"')
+    return prompt

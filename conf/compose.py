@@ -67,17 +67,21 @@ class Config:
         if not any(conflict.concerns(("model", "cache", "prefill")) for conflict in found):
             policies, space = self.policies, self.model.architecture.space
             prefill = policies.prefill.config
-            yield from row_faults(space, policies.cache.num_slots(space), prefill.groups)
+            slots, batch = policies.cache.num_slots(space), self.workload.batch
+            yield from row_faults(space, slots, prefill.groups, batch)
 
     def yaml(self) -> str:
         """The tree as YAML that Hydra reads back as it is."""
         return to_yaml(self.tree)
 
 
-def compose(overrides: Sequence[str] = (), *, prompt: str | None = None) -> Config:
+def compose(
+    overrides: Sequence[str] = (), *, prompt: str | None = None, prompts: Sequence[str] = ()
+) -> Config:
     """Compose the config groups under `overrides`, in Hydra's syntax.
 
     prompt: the workload's prompt, taken literally; in an override ${...} would be interpolated.
+    prompts: likewise, one or several.
 
     Raises ConfigError, in one line, for an override that does not parse, an unknown group, option
     or key, or a value of another type. Conflicts between parts are not errors here:
@@ -89,9 +93,11 @@ def compose(overrides: Sequence[str] = (), *, prompt: str | None = None) -> Conf
             if key not in GROUPS:
                 raise ConfigError(f"{key}: there is no such config group; {_groups(key)}")
         parts = {group: build_part(group, tree[group]) for group in GROUPS}
-        if prompt is not None:
-            parts["workload"] = _with_prompt(parts["workload"], prompt)
-            tree["workload"]["prompt"] = prompt
+        texts = [*prompts] if prompt is None else [prompt, *prompts]
+        if texts:
+            values = {"prompt": texts[0]} if len(texts) == 1 else {"prompts": texts}
+            parts["workload"] = _with_prompts(parts["workload"], values)
+            tree["workload"] |= values
     return Config(parts, tree)
 
 
@@ -146,10 +152,10 @@ def _choice(override: Override) -> str:
     return text
 
 
-def _with_prompt(workload: Part, prompt: str) -> Part:
+def _with_prompts(workload: Part, values: dict[str, Any]) -> Part:
     if not hasattr(workload.config, "prompt"):
         raise ConfigError(f"workload={workload.name}: it takes no prompt")
-    return type(workload)(replace(workload.config, prompt=prompt))
+    return type(workload)(replace(workload.config, **values))
 
 
 def _options(group: str) -> str:

@@ -10,22 +10,25 @@ from typing import Self
 
 import torch
 
-from residency.policies.errors import CheckpointError, ConfigError, WorkloadError
+from residency.policies.errors import ConfigError
 from residency.policies.step import Phase
 from residency.runtime.architecture import Architecture
+from residency.runtime.batch import Batch
+from residency.runtime.batch_cache import check_batched
 from residency.runtime.environment import environment
-from residency.runtime.generation import Generation, text_pieces
+from residency.runtime.generation import Generation, TextStream
 from residency.runtime.hooks import add_experts, attach, detach
 from residency.runtime.loaded import Loaded
 from residency.runtime.loading import Progress
-from residency.runtime.memory import MemoryPlan, row_faults
+from residency.runtime.memory import MemoryPlan, most_experts, row_faults
 from residency.runtime.offload import OffloadRuntime, Policies
+from residency.runtime.prompts import PromptReader, check_number
 from residency.runtime.recorder import RouteRecorder
 from residency.runtime.replacements.seam import Seam
-from residency.runtime.report import PhaseTotals, Report
+from residency.runtime.report import BatchReport, PhaseTotals, Report, SequenceReport
 from residency.runtime.routing import Routing
 from residency.runtime.sampling import Sampler, Sampling
-from residency.runtime.sequence import Sequence, capacity_for
+from residency.runtime.sequence import Rows, Sequence, capacity_for
 from residency.runtime.weights import Weights
 
 
@@ -40,6 +43,7 @@ class Engine:
         device: torch.device,
         *,
         context: int = 0,
+        batch: int = 1,
         routing: Routing | None = None,
         kernels: bool = True,
         allow_pageable: bool = False,
@@ -49,6 +53,7 @@ class Engine:
         """Raises CheckpointError, ConfigError or CapacityError before any large memory is taken.
 
         context: most tokens of prompt and answer together; 0 takes the model's own limit.
+        batch: most sequences that are decoded together.
         routing: replaces the model's routes; its tables lie on `device`.
         kernels: compute experts by kernels where the device has them, else in plain torch.
         allow_pageable: run with banks that could not be pinned, more slowly and without kernels.
@@ -59,9 +64,12 @@ class Engine:
         self.notes = list(notes)
         self.architecture = architecture
         self.context = context or architecture.max_context
+        self.batch = batch
         self.routing = routing
         self.made_up = weights.made_up
-        plan = plan_memory(architecture, policies, self.context)
+        if batch > 1:
+            check_batched(architecture.config)
+        plan = self._plan(policies)
         plan.check(device)
         self._loaded = Loaded(
             architecture,
@@ -77,12 +85,15 @@ class Engine:
             Seam(position_of=lambda: self.runtime.position, add_experts=add_experts)
         )
         self.notes += self._loaded.notes
-        self._sequence: Sequence | None = None
         self._install(policies, plan)
+
+    def _plan(self, policies: Policies) -> MemoryPlan:
+        return plan_memory(self.architecture, policies, self.context, self.batch)
 
     def _install(self, policies: Policies, plan: MemoryPlan) -> None:
         """Stand a runtime under these policies behind the model's experts."""
-        self._sequence = None
+        self._sequence: Sequence | None = None
+        self._batch: Batch | None = None
         self.policies = policies
         self.runtime = OffloadRuntime(
             self.banks,
@@ -98,7 +109,7 @@ class Engine:
     def _uninstall(self) -> None:
         """Let go of the runtime and the memory of its slots."""
         detach(self.model, self.architecture.expert_modules)
-        self._sequence = None
+        self._forget_rows()
         del self.runtime
         gc.collect()
         if self.device.type == "cuda":
@@ -112,7 +123,7 @@ class Engine:
         when the new policies cannot be had; the old ones run on then.
         """
         old, old_plan = self.policies, self.runtime.plan
-        plan = plan_memory(self.architecture, policies, self.context)
+        plan = self._plan(policies)
         self._uninstall()
         try:
             plan.check(self.device, loaded=True)
@@ -125,7 +136,7 @@ class Engine:
 
     def record_routes(self) -> RouteRecorder:
         """From now on, up to one context of tokens, note where each token is routed."""
-        self._sequence = None  # a graph captured before would not record
+        self._forget_rows()  # a graph captured before would not record
         space, clock = self.architecture.space, self.runtime.clock
         self.runtime.recorder = RouteRecorder(space, self.context, clock, self.device)
         return self.runtime.recorder
@@ -139,7 +150,7 @@ class Engine:
     def close(self) -> None:
         """Let go of banks, slots and model; the engine cannot be used afterwards."""
         detach(self.model, self.architecture.expert_modules)
-        self._sequence = None
+        self._forget_rows()
         del self.runtime, self.model, self.banks
         self._loaded.close()
 
@@ -154,70 +165,85 @@ class Engine:
         on_text: Callable[[str], None] | None = None,
         on_logits: Callable[[torch.Tensor], None] | None = None,
     ) -> Report:
-        """Prefill `prompt` and decode up to max_new_tokens.
+        """`generate_batch` of one prompt; the callbacks hear of no sequence's index."""
+        batch = self.generate_batch(
+            [prompt],
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            stop_tokens=stop_tokens,
+            ignore_eos=ignore_eos,
+            on_text=on_text and (lambda _, piece: on_text(piece)),
+            on_logits=on_logits and (lambda _, logits_V: on_logits(logits_V)),
+        )
+        return batch.alone()
 
-        prompt: text, or token ids. on_text sees each piece of text as it is decoded, on_logits the
-        logits [V] behind each new token. The slots and the policy's history stay as they are
-        afterwards; counters start at zero. Raises WorkloadError for a prompt that is empty or,
-        with its answer, longer than the context.
+    def generate_batch(
+        self,
+        prompts: Ids[str | Ids[int]],
+        *,
+        max_new_tokens: int | Ids[int] = 128,
+        sampling: Sampling | None = None,
+        stop_tokens: Ids[int] = (),
+        ignore_eos: bool = False,
+        on_text: Callable[[int, str], None] | None = None,
+        on_logits: Callable[[int, torch.Tensor], None] | None = None,
+    ) -> BatchReport:
+        """Prefill each prompt, then decode up to max_new_tokens of each, all sequences together.
+
+        prompts: each text, or token ids; as many as the engine's `batch`. max_new_tokens: of every
+        sequence, or of each. on_text sees each piece of a sequence's text as it is decoded,
+        on_logits the logits [V] behind each of its new tokens. The slots and the policy's history
+        stay as they are afterwards; counters start at zero. Raises WorkloadError for a prompt that
+        is empty or, with its answer, longer than the context, and for too many prompts.
         """
-        ids = self._encode(prompt, max_new_tokens)
+        check_number(len(prompts), self.batch, recording=self.runtime.recorder is not None)
+        if isinstance(max_new_tokens, int):
+            max_new_tokens = [max_new_tokens] * len(prompts)
+        limits = list(max_new_tokens)
+        read = PromptReader(self.tokenizer, self.architecture.source, self.context).ids
+        ids = [read(*pair) for pair in zip(prompts, limits, strict=True)]
+        longest = max(len(own) + limit for own, limit in zip(ids, limits, strict=True))
         self.runtime.counters.reset()
         stops = frozenset(stop_tokens) | (frozenset() if ignore_eos else self._eos())
         generation = Generation(
-            self._sequence_for(len(ids) + max_new_tokens),
-            Sampler(sampling or Sampling(), self.device),
+            self._rows_for(longest, len(ids)),
+            Sampler(sampling or Sampling(), self.device, len(ids)),
             self.policies.prefill.config.chunk_tokens,
             stops,
             on_logits=on_logits,
         )
-        pieces: list[str] = []
-        for piece in self._pieces(generation, ids, max_new_tokens):
-            pieces.append(piece)
-            if on_text is not None:
-                on_text(piece)
+        texts = [TextStream(self.tokenizer) for _ in ids]
+        told = on_text or (lambda index, piece: None)
+        for index, token in generation.tokens(ids, limits):
+            if piece := texts[index].push(token):
+                told(index, piece)
+        for index, text in enumerate(texts):
+            if piece := text.finish():
+                told(index, piece)
         self.runtime.check()
-        return self._report("".join(pieces), ids, generation)
+        return self._report([text.text for text in texts], ids, generation)
 
-    def _sequence_for(self, num_tokens: int) -> Sequence:
-        """Room for a sequence; the last one's, and its captured graph, if it is large enough."""
+    def _rows_for(self, num_tokens: int, num_sequences: int) -> Rows:
+        """Room for sequences; the last ones', and their captured graphs, if it is large enough."""
         if self._sequence is None or self._sequence.capacity < num_tokens:
-            self._sequence = None  # let go of the old one first
+            self._forget_rows()  # let go of the old ones first
             self._sequence = Sequence(self.model, self.runtime, capacity_for(num_tokens))
-        return self._sequence
+        if num_sequences == 1:
+            return self._sequence
+        if self._batch is None:
+            self._batch = Batch(self._sequence, self.batch, masked=self._loaded.takes_masks)
+        return self._batch
 
-    def _pieces(self, generation: Generation, ids: list[int], max_new: int) -> Iterator[str]:
-        tokens = generation.tokens(ids, max_new)
-        if self.tokenizer is not None:
-            return text_pieces(self.tokenizer, tokens)
-        return ("" for _ in tokens)
-
-    def _encode(self, prompt: str | Ids[int], max_new_tokens: int) -> list[int]:
-        if max_new_tokens < 1:
-            raise WorkloadError(f"workload.max_new_tokens={max_new_tokens}: it must be at least 1")
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise CheckpointError(
-                    f"{self.architecture.source}: no tokenizer there, so text cannot be read; give "
-                    "token ids"
-                )
-            ids: list[int] = self.tokenizer(prompt)["input_ids"]
-        else:
-            ids = list(prompt)
-        if not ids:
-            raise WorkloadError("the prompt is empty; give at least one token of text")
-        if len(ids) + max_new_tokens > self.context:
-            raise WorkloadError(
-                f"the prompt has {len(ids)} tokens and workload.max_new_tokens={max_new_tokens} "
-                f"asks for more than the context of {self.context} has room for; shorten either"
-            )
-        return ids
+    def _forget_rows(self) -> None:
+        self._sequence = self._batch = None
 
     def _eos(self) -> frozenset[int]:
         eos = self.model.generation_config.eos_token_id
         return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
-    def _report(self, text: str, ids: list[int], generation: Generation) -> Report:
+    def _report(
+        self, texts: list[str], prompts: list[list[int]], generation: Generation
+    ) -> BatchReport:
         rows = self.runtime.counters.rows()
         seconds = (generation.prefill_s, sum(generation.step_s))
         untimed = self.runtime.decode_is_fused  # its kernels copy, not the copy lane
@@ -225,12 +251,12 @@ class Engine:
         phases = [
             PhaseTotals.of(p, rows, s, c) for p, s, c in zip(Phase, seconds, copy_s, strict=True)
         ]
-        return Report(
-            text=text,
-            finish="stop" if generation.stopped else "length",
-            prompt_tokens=len(ids),
-            token_ids=generation.token_ids,
-            ttft_s=generation.prefill_s,
+        sequences = [
+            SequenceReport.of(*one)
+            for one in zip(texts, prompts, generation.continuations, strict=True)
+        ]
+        return BatchReport(
+            sequences=sequences,
             step_s=generation.step_s,
             phases=phases,
             counters=rows,
@@ -240,12 +266,17 @@ class Engine:
         )
 
 
-def plan_memory(architecture: Architecture, policies: Policies, context: int) -> MemoryPlan:
-    """Raises ConfigError for slots or groups that the model cannot use."""
+def plan_memory(
+    architecture: Architecture, policies: Policies, context: int, batch: int = 1
+) -> MemoryPlan:
+    """batch: most sequences that are decoded together.
+
+    Raises ConfigError for slots or groups that the model cannot use.
+    """
     space = architecture.space
     prefill = policies.prefill.config
     num_slots = policies.cache.num_slots(space)
-    for fault in row_faults(space, num_slots, prefill.groups):
+    for fault in row_faults(space, num_slots, prefill.groups, batch):
         raise ConfigError(str(fault))
     group_size = -(-space.num_experts // prefill.groups)
     chunk_tokens = min(prefill.chunk_tokens, context)
@@ -255,10 +286,11 @@ def plan_memory(architecture: Architecture, policies: Policies, context: int) ->
         group_size=group_size,
         ring=prefill.ring,
         # Decode reads experts that the policy declines from staging as well.
-        staging_rows=max(prefill.ring * group_size, space.top_k),
+        staging_rows=max(prefill.ring * group_size, most_experts(space, batch)),
         row_bytes=row_bytes,
         bank_bytes=space.num_ids * row_bytes,
         weight_bytes=architecture.num_other_parameters * element,
-        kv_bytes=architecture.cache_bytes(context),
+        kv_bytes=architecture.cache_bytes(context) * (1 if batch == 1 else batch + 1),
         workspace_bytes=architecture.workspace_elements(chunk_tokens) * element,
+        batch=batch,
     )

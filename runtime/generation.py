@@ -1,4 +1,4 @@
-"""One generation: prefill in chunks, then a token at a time, streamed as text."""
+"""One generation: prompts prefilled in chunks, then decoded side by side, a token each a step."""
 
 from __future__ import annotations
 
@@ -10,68 +10,136 @@ from typing import Any
 import torch
 
 from residency.runtime.sampling import Sampler
-from residency.runtime.sequence import Sequence
+from residency.runtime.sequence import Rows
+
+
+@dataclass
+class Continuation:
+    """The new tokens of one sequence.
+
+    ttft_s: seconds of prefill, those of earlier prompts included, to its first token. stopped: a
+    stop token ended it, not its limit.
+    """
+
+    max_new_tokens: int
+    token_ids: list[int] = field(default_factory=list)
+    ttft_s: float = 0.0
+    stopped: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.stopped or len(self.token_ids) >= self.max_new_tokens
 
 
 @dataclass
 class Generation:
-    """Prefills and decodes one sequence; afterwards holds its tokens and times (seconds)."""
+    """Prefills and decodes sequences; afterwards holds their tokens and times (seconds)."""
 
-    sequence: Sequence
+    rows: Rows
     sampler: Sampler
     chunk_tokens: int
     stop_tokens: frozenset[int]
-    token_ids: list[int] = field(default_factory=list)
+    continuations: list[Continuation] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
     prefill_s: float = 0.0
     prefill_copy_s: float = 0.0
     decode_copy_s: float = 0.0
-    on_logits: Callable[[torch.Tensor], None] | None = None  # the logits [V] behind each token
+    on_logits: Callable[[int, torch.Tensor], None] | None = None  # [V], behind each token
 
     @torch.inference_mode()
-    def tokens(self, prompt: list[int], max_new_tokens: int) -> Iterator[int]:
-        """Yield each new token as it is chosen, a stop token excepted."""
-        lanes = self.sequence.runtime.lanes
-        self.sequence.restart()
+    def tokens(
+        self, prompts: list[list[int]], max_new_tokens: list[int]
+    ) -> Iterator[tuple[int, int]]:
+        """Yield (sequence, token) as each is chosen, stop tokens excepted."""
+        lanes = self.rows.runtime.lanes
+        self.continuations = [Continuation(limit) for limit in max_new_tokens]
+        self.rows.clear()
         lanes.take_copy_seconds()
-        start = time.perf_counter()
-        ids_1T = torch.tensor([prompt], device=lanes.device)
-        for chunk in ids_1T.split(self.chunk_tokens, dim=1):
-            logits_V = self.sequence.prefill(chunk)
-        token = self._next(logits_V)
-        self.prefill_s = time.perf_counter() - start
+        live: list[int] = []  # by row, the sequence in it
+        last: list[int] = []  # by row, its last token
+        for index, prompt in enumerate(prompts):
+            token = self._prefill(index, prompt)
+            if not self.continuations[index].stopped:
+                yield index, token
+            if not self.continuations[index].done:
+                self.rows.join()
+                live.append(index)
+                last.append(token)
         self.prefill_copy_s = lanes.take_copy_seconds()
-        while token not in self.stop_tokens:
-            self.token_ids.append(token)
-            yield token
-            if len(self.token_ids) >= max_new_tokens:
-                break
+        while live:
             start = time.perf_counter()
-            ids_11 = torch.tensor([[token]], device=lanes.device)
-            token = self._next(self.sequence.decode(ids_11))
+            ids_B1 = torch.tensor(last, device=lanes.device)[:, None]
+            last = self._chosen(self.rows.decode(ids_B1), live)
             self.step_s.append(time.perf_counter() - start)
+            yield from [
+                (index, token)
+                for index, token in zip(live, last, strict=True)
+                if not self.continuations[index].stopped
+            ]
+            self._leave(live, last)
         self.decode_copy_s = lanes.take_copy_seconds()
 
-    @property
-    def stopped(self) -> bool:
-        return len(self.step_s) == len(self.token_ids)
+    def _prefill(self, index: int, prompt: list[int]) -> int:
+        """The first token of a sequence."""
+        start = time.perf_counter()
+        self.rows.restart()
+        ids_1T = torch.tensor([prompt], device=self.rows.runtime.lanes.device)
+        for chunk in ids_1T.split(self.chunk_tokens, dim=1):
+            logits_V = self.rows.prefill(chunk)
+        (token,) = self._chosen(logits_V[None], [index])
+        self.prefill_s += time.perf_counter() - start
+        self.continuations[index].ttft_s = self.prefill_s
+        return token
 
-    def _next(self, logits_V: torch.Tensor) -> int:
+    def _chosen(self, logits_BV: torch.Tensor, sequences: list[int]) -> list[int]:
+        """The next token of each sequence, noted unless it is a stop token."""
         if self.on_logits is not None:
-            self.on_logits(logits_V.clone())
-        return int(self.sampler(logits_V))
+            for index, logits_V in zip(sequences, logits_BV.clone(), strict=True):
+                self.on_logits(index, logits_V)
+        tokens: list[int] = self.sampler(logits_BV, sequences).tolist()
+        for index, token in zip(sequences, tokens, strict=True):
+            if token in self.stop_tokens:
+                self.continuations[index].stopped = True
+            else:
+                self.continuations[index].token_ids.append(token)
+        return tokens
+
+    def _leave(self, live: list[int], last: list[int]) -> None:
+        """Free the rows of sequences that are done; from behind, so that rows move but once."""
+        for row in reversed(range(len(live))):
+            if self.continuations[live[row]].done:
+                self.rows.leave(row)
+                for by_row in (live, last):
+                    by_row[row] = by_row[-1]
+                    by_row.pop()
 
 
-def text_pieces(tokenizer: Any, tokens: Iterator[int]) -> Iterator[str]:
-    """Decode a token stream piece by piece, holding back characters that are not complete yet."""
-    ids: list[int] = []
-    shown = ""
-    for token in tokens:
-        ids.append(token)
-        text = tokenizer.decode(ids, skip_special_tokens=True)
-        if not text.endswith("�"):
-            yield text[len(shown) :]
-            shown = text
-    rest = tokenizer.decode(ids, skip_special_tokens=True)[len(shown) :]
-    if rest:
-        yield rest
+class TextStream:
+    """Decodes tokens piece by piece, holding back characters that are not complete yet."""
+
+    def __init__(self, tokenizer: Any | None) -> None:
+        """tokenizer: None for a model that has none; its text is empty."""
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self.text = ""
+
+    def push(self, token: int) -> str:
+        """The text that the next token completes."""
+        self._ids.append(token)
+        text = self._decoded()
+        return "" if text.endswith("�") else self._shown(text)
+
+    def finish(self) -> str:
+        """What was held back."""
+        return self._shown(self._decoded())
+
+    def _decoded(self) -> str:
+        if self._tokenizer is None:
+            return ""
+        text: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
+        return text
+
+    def _shown(self, text: str) -> str:
+        piece = text[len(self.text) :]
+        self.text = text
+        return piece

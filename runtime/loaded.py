@@ -56,6 +56,7 @@ class Loaded:
         self.shape = self._kernel_shape() if kernels else None
         self._fusible = kernels and device.type == "cuda"
         self.capturable = False
+        self.takes_masks = True  # whether a batch's rows are told apart by attention masks
 
     def fuse_layers(self, seam: Seam) -> None:
         """Let fused forms stand for the layers around the experts, where they are declared; then
@@ -66,6 +67,7 @@ class Loaded:
             from residency.runtime.replacements import apply
 
             replaced = apply(self.model, seam)
+        self.takes_masks = not replaced
         self.notes += replaced
         reason = reason_against_capture(self.model, replaced=bool(replaced))
         self.capturable = reason is None

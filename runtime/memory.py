@@ -20,6 +20,8 @@ class MemoryPlan:
     """Sizes in rows (one expert each) and bytes.
 
     staging_rows: the ring's buffers; decode also reads experts there that the policy declines.
+    batch: most sequences that are decoded together. kv_bytes: theirs; where there are several, also
+    those of the one that is prefilled before it joins.
     """
 
     num_slots: int
@@ -31,6 +33,7 @@ class MemoryPlan:
     weight_bytes: int  # all that is not experts
     kv_bytes: int
     workspace_bytes: int  # activations of the longest chunk
+    batch: int = 1
 
     @property
     def num_rows(self) -> int:
@@ -67,6 +70,7 @@ class MemoryPlan:
         host = 0 if loaded else self.bank_bytes
         host += on_device if device.type == "cpu" else 0
         lower = f"{self._terms()}; lower cache.slots, prefill.ring or model.context"
+        lower += ", or decode fewer sequences at once" if self.batch > 1 else ""
         smaller = f"{lower}, or choose a smaller model"
         _require("host", host, _free_host_bytes(), smaller)
         if device.type == "cuda":
@@ -79,13 +83,18 @@ class MemoryPlan:
             f"{self.num_slots} slots": self.pool_bytes,
             "staging": self.staging_bytes,
             "other weights": self.weight_bytes,
-            "KV cache": self.kv_bytes,
+            "KV cache" if self.batch == 1 else f"KV cache of {self.batch}": self.kv_bytes,
             "workspace": self.workspace_bytes,
         }
         return " + ".join(f"{name} {size / GIB:.2f} GiB" for name, size in terms.items())
 
 
-def row_faults(space: IdSpace, num_slots: int, groups: int) -> Iterator[Conflict]:
+def most_experts(space: IdSpace, batch: int) -> int:
+    """Distinct experts of a layer that a decode step of `batch` sequences can need at once."""
+    return min(batch * space.top_k, space.num_experts)
+
+
+def row_faults(space: IdSpace, num_slots: int, groups: int, batch: int = 1) -> Iterator[Conflict]:
     """Why a model of this shape cannot run with so many slots, or be cut into so many groups."""
     key = (f"cache.slots={num_slots}",)
     if num_slots > space.num_ids:
@@ -94,9 +103,10 @@ def row_faults(space: IdSpace, num_slots: int, groups: int) -> Iterator[Conflict
             f"{space.num_experts}) and cannot fill so many slots"
         )
         yield Conflict(key, reason, "cache.slots=all")
-    if 0 < num_slots < space.top_k:
-        reason = f"one decode step needs {space.top_k} experts in slots at once"
-        yield Conflict(key, reason, f"cache.slots={space.top_k}")
+    if 0 < num_slots < (needed := most_experts(space, batch)):
+        step = "one decode step" if batch == 1 else f"a decode step of {batch} sequences"
+        reason = f"{step} needs {needed} experts in slots at once"
+        yield Conflict(key, reason, f"cache.slots={needed}")
     if groups > space.num_experts:
         reason = f"a layer has only {space.num_experts} experts to cut into groups"
         yield Conflict((f"prefill.groups={groups}",), reason, f"prefill.groups={space.num_experts}")

@@ -13,8 +13,10 @@ from typing import Any
 
 from residency.policies.step import Phase
 from residency.runtime.counters import LINK_SOURCES, LayerCounts
+from residency.runtime.generation import Continuation
 
 VERSION = 1
+BATCH = "batch"  # the kind of a report of several sequences
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,83 @@ class PhaseTotals:
     def as_dict(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return own | {"link_share": self.link_share, "hit_rate": self.hit_rate}
+
+
+@dataclass(frozen=True)
+class SequenceReport:
+    """What became of one sequence. ttft_s: seconds of prefill, earlier prompts' included."""
+
+    text: str
+    finish: str  # "stop" at a stop token, "length" at its limit
+    prompt_tokens: int
+    token_ids: list[int]
+    ttft_s: float
+
+    @classmethod
+    def of(cls, text: str, prompt: list[int], continuation: Continuation) -> SequenceReport:
+        return cls(
+            text=text,
+            finish="stop" if continuation.stopped else "length",
+            prompt_tokens=len(prompt),
+            token_ids=continuation.token_ids,
+            ttft_s=continuation.ttft_s,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return own | {"new_tokens": len(self.token_ids)}
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """What several sequences cost that were decoded together, a token of each live one a step."""
+
+    sequences: list[SequenceReport]
+    step_s: list[float]  # wall-clock of each decode step
+    phases: list[PhaseTotals]
+    counters: list[LayerCounts]
+    memory: dict[str, int]
+    environment: dict[str, str]
+    notes: list[str]
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Median time per output token of a sequence after its first."""
+        return statistics.median(self.step_s) if self.step_s else None
+
+    @property
+    def decoded_tokens(self) -> int:
+        """New tokens of all sequences that came from decode steps, stop tokens excepted."""
+        return sum(max(0, len(one.token_ids) - 1) for one in self.sequences)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Decoded tokens of all sequences over the time of all steps."""
+        return self.decoded_tokens / sum(self.step_s) if self.step_s else None
+
+    def alone(self) -> Report:
+        """The report of a batch of one."""
+        (one,) = self.sequences
+        shared = {
+            name: getattr(self, name)
+            for name in ("step_s", "phases", "counters", "memory", "environment", "notes")
+        }
+        return Report(**{name: getattr(one, name) for name in one.__dataclass_fields__}, **shared)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "kind": BATCH,
+            "sequences": [one.as_dict() for one in self.sequences],
+            "tpot_s": self.tpot_s,
+            "tokens_per_s": self.tokens_per_s,
+            "step_s": self.step_s,
+            "phases": [phase.as_dict() for phase in self.phases],
+            "counters": [row.as_dict() for row in self.counters],
+            "memory": self.memory,
+            "environment": self.environment,
+            "notes": self.notes,
+        }
 
 
 @dataclass(frozen=True)

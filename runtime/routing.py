@@ -9,7 +9,9 @@ from typing import Protocol
 
 import torch
 
-from residency.policies.step import Step
+from residency.policies.step import Phase, Step
+
+ROW_STRIDE = 10007  # a prime, so that sequences lie far apart in a table of any likely length
 
 
 class Routing(Protocol):
@@ -19,7 +21,7 @@ class Routing(Protocol):
         """int64 [T, K] experts of the step's tokens, distinct within a token.
 
         Runs inside captured graphs: fixed shapes, no host synchronisation. step.token is the index
-        of the last of the T tokens.
+        of the last of the T tokens of a chunk; in decode, of each of T sequences' one token.
         """
 
 
@@ -27,7 +29,8 @@ class TableRouting:
     """Routes written down beforehand: token i takes row i modulo N, whatever its text.
 
     So one engine's tokens are routed the same in an eager step, in a captured one, and again after
-    `OffloadRuntime.forget`, which starts the clock anew.
+    `OffloadRuntime.forget`, which starts the clock anew. Sequences that are decoded together follow
+    the table at places ROW_STRIDE tokens apart: they share experts by chance alone.
     """
 
     def __init__(self, table_NLK: torch.Tensor) -> None:
@@ -43,7 +46,10 @@ class TableRouting:
     def routes(self, step: Step, ids_TK: torch.Tensor) -> torch.Tensor:
         num_tokens = ids_TK.shape[0]
         if step.layer == 0 or self._rows_T is None or len(self._rows_T) != num_tokens:
-            behind_T = torch.arange(1 - num_tokens, 1, device=ids_TK.device)
+            if step.phase is Phase.DECODE:
+                behind_T = ROW_STRIDE * torch.arange(num_tokens, device=ids_TK.device)
+            else:
+                behind_T = torch.arange(1 - num_tokens, 1, device=ids_TK.device)
             self._rows_T = (step.token + behind_T).remainder(len(self.tables_NK[0]))
         return self.tables_NK[step.layer].index_select(0, self._rows_T)
 

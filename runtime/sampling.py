@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 
 import torch
 
 from residency.policies.base import Conflict
+
+_SEED_STEP = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: no two runs share their sequences'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,20 +40,35 @@ class Sampling:
 
 
 class Sampler:
-    """Draws tokens; the same seed and logits give the same tokens on the same device."""
+    """Draws tokens; the same seed and logits give the same tokens on the same device.
 
-    def __init__(self, sampling: Sampling, device: torch.device) -> None:
+    Each sequence has a generator of its own, so its draws do not depend on its company.
+    """
+
+    def __init__(self, sampling: Sampling, device: torch.device, num_sequences: int = 1) -> None:
         self.sampling = sampling
-        self._generator = torch.Generator(device).manual_seed(sampling.seed)
+        self._generators = [
+            torch.Generator(device).manual_seed(seed_of(sampling.seed, index))
+            for index in range(num_sequences)
+        ]
 
-    def __call__(self, logits_V: torch.Tensor) -> torch.Tensor:
-        """The next token, an int64 scalar tensor, from the logits [V] of the last position."""
+    def __call__(self, logits_BV: torch.Tensor, sequences: Ids[int]) -> torch.Tensor:
+        """The next token of each of B sequences, int64 [B], from the logits [B, V] of its last."""
         if self.sampling.temperature == 0:
-            return logits_V.argmax()
+            return logits_BV.argmax(dim=-1)
+        drawn = [self._draw(*pair) for pair in zip(logits_BV, sequences, strict=True)]
+        return torch.cat(drawn)
+
+    def _draw(self, logits_V: torch.Tensor, index: int) -> torch.Tensor:
         probs_V = (logits_V.float() / self.sampling.temperature).softmax(dim=-1)
         if self.sampling.top_p < 1:
             probs_V = _nucleus(probs_V, self.sampling.top_p)
-        return torch.multinomial(probs_V, 1, generator=self._generator)[0]
+        return torch.multinomial(probs_V, 1, generator=self._generators[index])
+
+
+def seed_of(seed: int, index: int) -> int:
+    """The seed of a sequence of a batch; the first one's is the run's own."""
+    return (seed + index * _SEED_STEP) % (1 << 63)
 
 
 def _nucleus(probs_V: torch.Tensor, top_p: float) -> torch.Tensor:

@@ -4,9 +4,14 @@ Where the decode step needs no host (`OffloadRuntime.capturable`), its first run
 compiles every kernel, and all later ones replay one CUDA graph. Capturing runs nothing, so no
 state has to be put back. The graph holds for the sequence's tensors; they are kept for the next
 generation, and the graph with them.
+
+Legend: T tokens of a chunk, B sequences of a decode step, V vocabulary.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel, StaticCache
@@ -17,53 +22,117 @@ from residency.runtime.offload import OffloadRuntime
 CAPACITY_STEP = 256  # few capacities, so that graphs are reused
 
 
+class Rows(Protocol):
+    """Where prompts are prefilled, one after another, and then decoded side by side, a row each."""
+
+    runtime: OffloadRuntime
+
+    def clear(self) -> None:
+        """No row is taken any more."""
+
+    def restart(self) -> None:
+        """The next chunk is the first of a prompt."""
+
+    def prefill(self, ids_1T: torch.Tensor) -> torch.Tensor:
+        """Logits [V] behind the last of T tokens, int64 [1, T]."""
+
+    def join(self) -> None:
+        """The sequence that was prefilled takes the next row."""
+
+    def decode(self, ids_B1: torch.Tensor) -> torch.Tensor:
+        """Logits [B, V] behind one token of each row, int64 [B, 1]. Overwritten by the next step.
+
+        B: all rows that are taken.
+        """
+
+    def leave(self, row: int) -> None:
+        """The sequence in `row` is done; the last row takes its place."""
+
+
+class DecodeStep:
+    """The model over one token of each row, in fixed shapes: eager once, then captured.
+
+    pool: memory that graphs share whose results are read before another one runs.
+    """
+
+    def __init__(
+        self,
+        runtime: OffloadRuntime,
+        forward: Callable[[torch.Tensor], torch.Tensor],
+        pool: Any = None,
+    ) -> None:
+        self.runtime = runtime
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self._forward = forward
+        self._pool = pool
+        self._ran = False
+
+    def __call__(self, ids_B1: torch.Tensor) -> torch.Tensor:
+        """One tick of the runtime's clock for all B sequences."""
+        if not self.runtime.capturable or not self._ran:
+            self._ran = True
+            with self.runtime.step(Phase.DECODE, 1):
+                return self._forward(ids_B1)
+        if self.graph is None:
+            self.graph = self._capture(ids_B1)
+        self._ids_B1.copy_(ids_B1)
+        self.runtime.prepare(Phase.DECODE, 1)
+        self.graph.replay()
+        self.runtime.position += 1
+        return self._logits_BV
+
+    def _capture(self, ids_B1: torch.Tensor) -> torch.cuda.CUDAGraph:
+        self._ids_B1 = ids_B1.clone()
+        graph = torch.cuda.CUDAGraph()
+        with (
+            torch.cuda.graph(graph, pool=self._pool),
+            self.runtime.recorded(Phase.DECODE, 1),
+        ):
+            self._logits_BV = self._forward(self._ids_B1)
+        return graph
+
+
 class Sequence:
-    """Room for `capacity` tokens, and the position in it."""
+    """Room for `capacity` tokens; as rows, there is one, decoded where it was prefilled."""
 
     def __init__(self, model: PreTrainedModel, runtime: OffloadRuntime, capacity: int) -> None:
         self.model = model
         self.runtime = runtime
         self.capacity = capacity
-        self._cache = StaticCache(config=model.config, max_cache_len=capacity)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._eager_steps = 0
+        self.cache = StaticCache(config=model.config, max_cache_len=capacity)
+        self._step = DecodeStep(runtime, self._forward)
+
+    @property
+    def _graph(self) -> torch.cuda.CUDAGraph | None:
+        return self._step.graph
+
+    def clear(self) -> None:
+        """See `Rows`; `restart` does all of it."""
 
     def restart(self) -> None:
         """Forget all tokens."""
-        self._cache.reset()
+        self.cache.reset()
         self.runtime.position = 0
 
     def prefill(self, ids_1T: torch.Tensor) -> torch.Tensor:
         """Logits [V] behind the last of T tokens, int64 [1, T]."""
         with self.runtime.step(Phase.PREFILL, ids_1T.shape[1]):
-            return self._forward(ids_1T)
+            return self._forward(ids_1T)[0]
+
+    def join(self) -> None:
+        """See `Rows`; nothing moves."""
 
     def decode(self, ids_11: torch.Tensor) -> torch.Tensor:
-        """Logits [V] behind one token, int64 [1, 1]. Overwritten by the next decode."""
-        if not self.runtime.capturable or self._eager_steps == 0:
-            self._eager_steps += 1
-            with self.runtime.step(Phase.DECODE, 1):
-                return self._forward(ids_11)
-        if self._graph is None:
-            self._capture(ids_11)
-        assert self._graph is not None, "captured just now"
-        self._ids_11.copy_(ids_11)
-        self.runtime.prepare(Phase.DECODE, 1)
-        self._graph.replay()
-        self.runtime.position += 1
-        return self._logits_V
+        """Logits [1, V] behind one token, int64 [1, 1]. Overwritten by the next decode."""
+        return self._step(ids_11)
 
-    def _capture(self, ids_11: torch.Tensor) -> None:
-        self._ids_11 = ids_11.clone()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph), self.runtime.recorded(Phase.DECODE, 1):
-            self._logits_V = self._forward(self._ids_11)
-        self._graph = graph
+    def leave(self, row: int) -> None:
+        """See `Rows`; `restart` does all of it."""
 
     def _forward(self, ids_1T: torch.Tensor) -> torch.Tensor:
-        output = self.model(ids_1T, cache=self._cache, use_cache=True, logits_to_keep=1)
-        logits_V: torch.Tensor = output.logits[0, -1]
-        return logits_V
+        output = self.model(ids_1T, cache=self.cache, use_cache=True, logits_to_keep=1)
+        logits_1V: torch.Tensor = output.logits[:, -1]
+        return logits_1V
 
 
 def capacity_for(num_tokens: int) -> int:

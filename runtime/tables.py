@@ -4,37 +4,65 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rich.console import Console
 from rich.table import Table
 
 from residency.runtime.counters import Source
-from residency.runtime.report import PhaseTotals, Report
+from residency.runtime.report import BatchReport, PhaseTotals, Report
 
 MIB = 1 << 20
+
+
+def print_report(out: Console, report: Report | BatchReport, prompts: list[str]) -> None:
+    """The costs; before them the texts of several prompts, since that of one was streamed."""
+    if isinstance(report, Report):
+        out.print("\n")
+        out.print(report_table(report))
+        return
+    for prompt, one in zip(prompts, report.sequences, strict=True):
+        out.print(prompt, end="", style="bold", markup=False, soft_wrap=True)
+        out.print(one.text, end="\n\n", markup=False, soft_wrap=True)
+    out.print(batch_table(report))
 
 
 def report_table(report: Report) -> Table:
     """Times, lookups and bytes of one run, a column for each phase."""
     title = f"{report.prompt_tokens} prompt tokens, {len(report.token_ids)} new ({report.finish})"
+    return _phase_table(title, _ttft(report.ttft_s), _tpot(report.tpot_s), report.phases)
+
+
+def batch_table(report: BatchReport) -> Table:
+    """As `report_table`, of all sequences together."""
+    sequences = report.sequences
+    prompts = sum(one.prompt_tokens for one in sequences)
+    new = sum(len(one.token_ids) for one in sequences)
+    title = f"{len(sequences)} sequences, {prompts} prompt tokens, {new} new"
+    if report.tokens_per_s is not None:
+        title = f"{title}, {report.tokens_per_s:.1f} tokens/s decoded"
+    ttft = f"TTFT {sequences[0].ttft_s * 1e3:.1f} to {sequences[-1].ttft_s * 1e3:.1f} ms"
+    return _phase_table(title, ttft, _tpot(report.tpot_s), report.phases)
+
+
+def _phase_table(title: str, ttft: str, tpot: str, phases: list[PhaseTotals]) -> Table:
     table = Table(title=title, title_justify="left", show_footer=False)
     table.add_column("")
-    for phase in report.phases:
+    for phase in phases:
         table.add_column(phase.phase, justify="right")
+    table.add_row("time", ttft, tpot)
     for name, cell in _ROWS.items():
-        table.add_row(name, *(cell(report, phase) for phase in report.phases))
+        table.add_row(name, *map(cell, phases))
     for source in Source:
-        cells = [_mib(phase.bytes.get(source, 0)) for phase in report.phases]
+        cells = [_mib(phase.bytes.get(source, 0)) for phase in phases]
         table.add_row(f"{source} bytes", *cells)
     return table
 
 
-def _time(report: Report, phase: PhaseTotals) -> str:
-    if phase.phase == "prefill":
-        return f"TTFT {report.ttft_s * 1e3:.1f} ms"
-    return "-" if report.tpot_s is None else f"TPOT {report.tpot_s * 1e3:.2f} ms"
+def _ttft(seconds: float) -> str:
+    return f"TTFT {seconds * 1e3:.1f} ms"
 
 
-def _hit_rate(report: Report, phase: PhaseTotals) -> str:
-    return _share(phase.hit_rate)
+def _tpot(seconds: float | None) -> str:
+    return "-" if seconds is None else f"TPOT {seconds * 1e3:.2f} ms"
 
 
 def _share(share: float | None) -> str:
@@ -45,14 +73,13 @@ def _mib(num_bytes: int) -> str:
     return f"{num_bytes / MIB:,.1f} MiB" if num_bytes else "-"
 
 
-_ROWS: dict[str, Callable[[Report, PhaseTotals], str]] = {
-    "time": _time,
-    "phase total": lambda report, phase: f"{phase.seconds:.3f} s",
-    "expert lookups": lambda report, phase: f"{phase.lookups:,}",
-    "hits": lambda report, phase: f"{phase.hits:,}",
-    "misses": lambda report, phase: f"{phase.misses:,}",
-    "hit rate": _hit_rate,
-    "evictions": lambda report, phase: f"{phase.evictions:,}",
-    "computed on host": lambda report, phase: f"{phase.computed:,}",
-    "link share of time": lambda report, phase: _share(phase.link_share),
+_ROWS: dict[str, Callable[[PhaseTotals], str]] = {
+    "phase total": lambda phase: f"{phase.seconds:.3f} s",
+    "expert lookups": lambda phase: f"{phase.lookups:,}",
+    "hits": lambda phase: f"{phase.hits:,}",
+    "misses": lambda phase: f"{phase.misses:,}",
+    "hit rate": lambda phase: _share(phase.hit_rate),
+    "evictions": lambda phase: f"{phase.evictions:,}",
+    "computed on host": lambda phase: f"{phase.computed:,}",
+    "link share of time": lambda phase: _share(phase.link_share),
 }

@@ -132,6 +132,62 @@ def test_two_prompts_are_refused(args):
     assert_refused(residency("run", *args), "more than one prompt", "key=value")
 
 
+def test_several_prompts_are_decoded_together(tmp_path):
+    args = ("-p", "ROMEO:", "-p", "JULIET: I", *SHORT, "cache.slots=50%")
+    report = json.loads(residency("run", *args, "--json").stdout)
+    assert report["kind"] == "batch"
+    assert [one["new_tokens"] for one in report["sequences"]] == [8, 8]
+    shown = residency("run", *args, env={"COLUMNS": "120"}).stdout
+    for prompt, one in zip(("ROMEO:", "JULIET: I"), report["sequences"], strict=True):
+        alone = residency("run", prompt, *SHORT, "cache.slots=50%", "--json")
+        assert json.loads(alone.stdout)["text"] == one["text"]
+        assert prompt + one["text"] in shown
+    for word in ("2 sequences", "16 new", "tokens/s", "TPOT"):
+        assert word in shown
+
+
+def prompts_of(*args):
+    result = residency("run", *args, "--cfg")
+    assert result.exit_code == 0, result.output
+    config = OmegaConf.to_container(OmegaConf.create(result.stdout), resolve=True)
+    return config["workload"]["prompts"]
+
+
+def test_several_prompts_come_from_options_files_or_lines(tmp_path):
+    lines, text = tmp_path / "prompts.jsonl", tmp_path / "text.txt"
+    lines.write_text('"one ${x}"\n\n{"prompt": "two\\nlines", "id": 3}\n')
+    text.write_text("three\n")
+    assert prompts_of("-p", "${a}", "-p", "b") == ["${a}", "b"]
+    assert prompts_of("-f", lines) == ["one ${x}", "two\nlines"]
+    assert prompts_of("-f", lines, "-f", text) == ["one ${x}", "two\nlines", "three\n"]
+    assert prompts_of("workload.prompts=[a,'b c']") == ["a", "b c"]
+    assert prompts_of("-p", "alone") == []
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("{", "line 1: not JSON"),
+        ('"a"\n[1]\n', 'line 2: it must be a JSON string, or an object with a "prompt"'),
+        ("\n", "there is no prompt in it"),
+    ],
+)
+def test_lines_that_are_no_prompts_are_refused(tmp_path, content, what):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(content)
+    assert_refused(residency("run", "-f", file), "prompts.jsonl", what)
+
+
+def test_what_several_prompts_cannot_do_is_refused(tmp_path):
+    two = ("-p", "a", "-p", "b")
+    recorded = residency("run", *two, "--routes", tmp_path / "routes.npz")
+    assert_refused(recorded, "a recording is of one sequence")
+    few = residency("run", *two, "device=cpu", "cache.slots=4")
+    assert_refused(few, "a decode step of 2 sequences needs 8 experts", "cache.slots=8")
+    both = residency("validate", "workload.prompt=a", "workload.prompts=[b,c]")
+    assert both.exit_code == 2 and "workload.prompts" in both.stdout
+
+
 def test_validate_tells_by_its_exit_status():
     result = residency("validate", *SHORT)
     assert (result.exit_code, result.stdout) == (0, "valid: nothing conflicts\n")

@@ -72,8 +72,13 @@ def prefill(tokens: int, seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def decode(tokens: int, seconds: Sequence[float], **known: Any) -> dict[str, Any]:
-    per_token = spread([value / tokens for value in seconds])
-    return phase(tokens, seconds, tpot_s=per_token, step_s=None, **known)
+    """Steps of one sequence."""
+    times = {
+        "tpot_s": spread([value / tokens for value in seconds]),
+        "tokens_per_s": spread([tokens / value for value in seconds]),
+        "step_s": None,
+    }
+    return phase(tokens, seconds, batch=1, **times, **known)
 
 
 def write(options: argparse.Namespace, title: str, packages: Sequence[str], **parts: Any) -> None:

@@ -18,12 +18,13 @@ COLD, WARM = "cold", "warm"
 class Plan:
     """What is run. pool: cold, slots are emptied before each prompt, or warm, a decode fills them.
 
-    A decode is decode_tokens steps behind a prompt of decode_context tokens.
+    A decode is decode_tokens steps of `batch` sequences, each behind decode_context tokens.
     """
 
     lengths: tuple[int, ...]
     decode_tokens: int
     decode_context: int
+    batch: int
     repeats: int
     warmups: int
     pool: str
@@ -50,7 +51,7 @@ class Meter:
         Run before long prompts: decode attends over the whole capacity of the sequence.
         """
         runs = [self._decode() for _ in range(self.plan.warmups + self.plan.repeats)]
-        return Samples(self.plan.decode_tokens, tuple(runs[self.plan.warmups :]))
+        return Samples(self.plan.decode_tokens, tuple(runs[self.plan.warmups :]), self.plan.batch)
 
     def prefills(self, told: Callable[[Samples], None]) -> Iterator[Samples]:
         """Prompts of each length, shortest first, each behind what `plan.pool` asks for."""
@@ -85,9 +86,11 @@ class Meter:
         return report, begin.elapsed_time(end) / 1e3
 
     def _decode(self) -> Sample:
-        prompt = self.prompt(self.plan.decode_context)
+        prompts = [self.prompt(self.plan.decode_context) for _ in range(self.plan.batch)]
         new = self.plan.decode_tokens + 1  # the first is prefill's
-        return Sample.decode(self.engine.generate(prompt, max_new_tokens=new, ignore_eos=True))
+        return Sample.decode(
+            self.engine.generate_batch(prompts, max_new_tokens=new, ignore_eos=True)
+        )
 
     def prompt(self, length: int) -> list[int]:
         ids: list[int] = torch.randint(

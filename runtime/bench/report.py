@@ -45,7 +45,9 @@ class Decode:
 
     def as_dict(self) -> dict[str, Any]:
         own = {
+            "batch": self.samples.batch,
             "tpot_s": spread_dict(self.samples.per_token),
+            "tokens_per_s": spread_dict(self.samples.tokens_per_s),
             "step_s": spread_dict(self.samples.step_s),
             "floor": None if self.floor is None else asdict(self.floor),
         }

@@ -21,7 +21,8 @@ def measure(engine: Engine, plan: Plan, told: Callable[[str], None]) -> BenchRep
     told(f"link: {link.rate.median / 1e9:.1f} GB/s")
     meter = Meter(engine, plan)
     decode = meter.decode()
-    told(f"decode: {decode.per_token.median * 1e3:.2f} ms a token")
+    each = "token" if plan.batch == 1 else f"step of {plan.batch} sequences"
+    told(f"decode: {decode.per_token.median * 1e3:.2f} ms a {each}")
     prefill = tuple(meter.prefills(lambda samples: told(_line(samples))))
     told("all resident")
     compute = resident(engine, meter)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from residency.runtime.counters import LINK_SOURCES
-from residency.runtime.report import PhaseTotals, Report
+from residency.runtime.report import BatchReport, PhaseTotals, Report
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Sample:
         return cls(report.ttft_s, device_s, (), report.phases[0])
 
     @classmethod
-    def decode(cls, report: Report) -> Sample:
+    def decode(cls, report: BatchReport) -> Sample:
         return cls(sum(report.step_s), None, tuple(report.step_s), report.phases[1])
 
     def as_dict(self) -> dict[str, Any]:
@@ -54,8 +54,9 @@ class Sample:
 class Samples:
     """Runs of one prompt length, or of one decode, warm-ups left out."""
 
-    tokens: int  # of the prompt, or decoded in each run
+    tokens: int  # of the prompt, or decoded in each run of each sequence
     runs: tuple[Sample, ...]
+    batch: int = 1  # sequences
 
     @property
     def seconds(self) -> Spread:
@@ -68,7 +69,13 @@ class Samples:
 
     @property
     def per_token(self) -> Spread:
+        """Seconds of a step, in which each sequence gets a token."""
         return Spread.of([run.seconds / self.tokens for run in self.runs])
+
+    @property
+    def tokens_per_s(self) -> Spread:
+        """Tokens of all sequences."""
+        return Spread.of([self.batch * self.tokens / run.seconds for run in self.runs])
 
     @property
     def step_s(self) -> Spread:

@@ -35,12 +35,15 @@ def _prefill_row(point: Point) -> list[str]:
 
 def _decode_table(report: BenchReport) -> Table:
     samples, floor = report.decode.samples, report.decode.floor
-    table = Table("decode, a token", "", title_justify="left")
+    batch = samples.batch
+    what = "decode, a token" if batch == 1 else f"decode, a step of {batch} sequences"
+    table = Table(what, "", title_justify="left")
     table.columns[1].justify = "right"
     step = samples.step_s.median
     rows = {
         "ms": _ms(samples.per_token.median),
         "ms, median step": _ms(step),
+        "tokens a second": f"{samples.tokens_per_s.median:,.1f}",
         "resident, ms": "-" if floor is None else _ms(floor.compute_s),
         "floor, ms": "-" if floor is None else _ms(floor.own_s),
         "hit rate": _rate(samples.hit_rate),

@@ -3,8 +3,10 @@
 The kernel also norms, turns and stores the new token's heads, as `rotary` does for a chunk. It
 cuts the context into as many splits whatever its length, so that the grid is fixed. The
 split that owns the new token writes it to the cache and takes it from registers; the split of a
-head that arrives last combines them all. Every program arrives, empty ones at once, because the
-position is advanced when the last head is done and must have been read by all.
+head that arrives last combines them all. Every program arrives, empty ones at once, because a
+position is advanced when the last head that reads it is done and must have been read by all.
+
+Sequences may be of one length, one position for all of them, or each of its own.
 
 Further legend: B sequences, W width of qkv, D head dim.
 """
@@ -57,7 +59,7 @@ class Scratch(NamedTuple):
 
     partial: Tensor  # fp32 [B * KV heads, splits, query heads of a KV head, D]
     stats: Tensor  # fp32 [2, B * KV heads, splits, query heads of a KV head]: maximum, sum
-    arrivals: Tensor  # int32 [B * KV heads + 1], zero before and after each launch
+    arrivals: Tensor  # int32 [B * KV heads + B], zero before and after each launch
 
     @classmethod
     def empty(
@@ -69,7 +71,7 @@ class Scratch(NamedTuple):
         return cls(
             torch.empty(groups, splits, per_group, cache.dim, device=device),
             torch.empty(2, groups, splits, per_group, device=device),
-            torch.zeros(groups + 1, dtype=torch.int32, device=device),
+            torch.zeros(groups + batch, dtype=torch.int32, device=device),
         )
 
 
@@ -84,17 +86,27 @@ def attend_one(
 ) -> Tensor:
     """Attention [B, query heads * D] of one new token per sequence; advances position by one.
 
-    cos and sin [B or 1, D]; position int []: the tokens in the cache before this one.
+    cos and sin [B or 1, D]; position int [] or [B]: the tokens in the cache before this one.
     """
-    assert scratch is None or scratch.arrivals.numel() > qkv_BW.shape[0], "scratch is too small"
-    q = rotate_and_store(qkv_BW[:, None], norms, cos_BD[:, None], sin_BD[:, None], cache, position)
+    batch = qkv_BW.shape[0]
+    assert scratch is None or _suffices(scratch, batch, cache), "scratch is too small"
+    positions = position.expand(batch).tolist()
+    attended = []
+    for row, begin in enumerate(positions):
+        own = KeyValues(*(kept[row : row + 1] for kept in cache))
+        cos, sin = (t[min(row, len(t) - 1)][None, None] for t in (cos_BD, sin_BD))
+        at = position.new_tensor(begin)
+        q = rotate_and_store(qkv_BW[row : row + 1, None], norms, cos, sin, own, at)
+        q = q.view(cache.num_heads, -1, cache.dim).float()
+        scores = q @ own.keys[0, :, : begin + 1].float().mT * cache.dim**-0.5
+        out = scores.softmax(-1) @ own.values[0, :, : begin + 1].float()
+        attended.append(out.flatten())
     position.add_(1)
-    batch, _, num_heads, dim = q.shape
-    length = int(position)
-    q = q.view(batch, cache.num_heads, -1, dim).float()
-    scores = q @ cache.keys[:, :, :length].float().mT * dim**-0.5
-    out: Tensor = scores.softmax(-1) @ cache.values[:, :, :length].float()
-    return out.reshape(batch, num_heads * dim).to(qkv_BW.dtype)
+    return torch.stack(attended).to(qkv_BW.dtype)
+
+
+def _suffices(scratch: Scratch, batch: int, cache: KeyValues) -> bool:
+    return scratch.arrivals.numel() >= batch * (cache.num_heads + 1)
 
 
 @triton.jit
@@ -103,9 +115,10 @@ def _attend_kernel(
     sin_ptr: tl.tensor, keys_ptr: tl.tensor, values_ptr: tl.tensor, position_ptr: tl.tensor,
     partial_ptr: tl.tensor, stats_ptr: tl.tensor, arrivals_ptr: tl.tensor, out_ptr: tl.tensor,
     eps: tl.tensor, scale: tl.tensor, max_length: tl.tensor, cos_stride: tl.tensor,
-    stats_stride: tl.tensor, NUM_KV: tl.constexpr, HEADS: tl.constexpr,
-    HEADS_PAD: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr, STAGES: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
+    position_stride: tl.tensor, readers: tl.tensor, stats_stride: tl.tensor,
+    NUM_KV: tl.constexpr, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, ROWS: tl.constexpr,
+    DIM: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    UPCAST: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     split = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -120,7 +133,7 @@ def _attend_kernel(
     k_partner_weight = tl.load(k_weight_ptr + partner_d)
     wait_for_inputs(EARLY)
 
-    position = tl.load(position_ptr).to(tl.int32)
+    position = tl.load(position_ptr + batch * position_stride).to(tl.int32)
     per_split = tl.cdiv(tl.cdiv(position + 1, SPLITS), BLOCK) * BLOCK
     begin = split * per_split
     if begin <= position:
@@ -185,11 +198,11 @@ def _attend_kernel(
             partial_ptr, stats_ptr, out_ptr, group, tl.cdiv(position + 1, per_split),
             stats_stride, HEADS, HEADS_PAD, DIM, SPLITS,
         )  # fmt: skip
-        num_groups = tl.num_programs(1) * tl.num_programs(2)
-        done = tl.atomic_add(arrivals_ptr + num_groups, 1, sem="acq_rel", scope="gpu")
-        if done == num_groups - 1:
-            tl.store(arrivals_ptr + num_groups, 0)
-            tl.store(position_ptr, position + 1)
+        counter = arrivals_ptr + NUM_KV * tl.num_programs(2) + batch * position_stride
+        done = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+        if done == readers - 1:
+            tl.store(counter, 0)
+            tl.store(position_ptr + batch * position_stride, position + 1)
 
 
 @triton.jit
@@ -241,6 +254,7 @@ def launch_attend_one(
     scratch: from `Scratch.empty` of this batch or a larger one, and of the same config.
     """
     batch, width = qkv_BW.shape
+    assert position.numel() in (1, batch), f"{position.numel()} positions, {batch} sequences"
     num_kv, dim = cache.num_heads, cache.dim
     num_q = width // dim - 2 * num_kv
     heads = num_q // num_kv
@@ -248,10 +262,12 @@ def launch_attend_one(
     cfg = config or ATTEND_CONFIGS[0]
     work = scratch or Scratch.empty(batch, num_q, cache, cfg)
     out = qkv_BW.new_empty(batch, num_q * dim)
+    own = int(position.numel() > 1)  # else all heads read one position
     _attend_kernel[(cfg.splits, num_kv, batch)](
         qkv_BW, norms.q_D, norms.k_D, cos_BD, sin_BD, *cache, position, *work, out,
         norms.eps, dim**-0.5 * _LOG2_E, cache.keys.shape[2], batch_stride(cos_BD),
-        work.stats.stride(0), NUM_KV=num_kv, HEADS=heads, HEADS_PAD=heads_pad,
+        own, num_kv if own else num_kv * batch, work.stats.stride(0),
+        NUM_KV=num_kv, HEADS=heads, HEADS_PAD=heads_pad,
         ROWS=max(_MIN_DOT_ROWS, heads_pad), DIM=dim,
         SPLITS=cfg.splits, BLOCK=cfg.block, STAGES=cfg.num_stages,
         UPCAST=qkv_BW.device.type == "cpu", EARLY=cfg.early,

@@ -1,8 +1,8 @@
 """Qwen3-MoE: the decoder layer in about six kernels, for chunks and for single tokens.
 
 Short chunks run them as captured pieces, see `pieces`. A replaced layer attends causally over a
-StaticCache with sequences of one length. It takes no attention mask, so the model is given none to
-build, and a caller's own mask is refused.
+StaticCache of sequences of one length, or a token a row over a BatchCache, where each row has its
+own. It takes no attention mask, so the model is given none to build, and a caller's is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import (
     Qwen3MoeSparseMoeBlock,
 )
 
-from residency.runtime.kernels.attention import Scratch, launch_attend_one
+from residency.runtime.kernels.attention import launch_attend_one
 from residency.runtime.kernels.dense import (
     FEW,
     Normed,
@@ -36,7 +36,7 @@ from residency.runtime.kernels.routing import (
 )
 from residency.runtime.replacements.pieces import Buffers, Chunk, Pieces, Sizes, covers
 from residency.runtime.replacements.seam import Seam
-from residency.runtime.replacements.static_cache import causal_attention, entry_of
+from residency.runtime.replacements.static_cache import Workspace, causal_attention, entry_of
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST_ROW = 16384  # elements of a weight's row that a program can hold
@@ -83,25 +83,6 @@ def reason_against(model: PreTrainedModel) -> str | None:
         f"its dtype is {next(iter(dtypes))}": not dtypes.issubset(_DTYPES),
     }
     return next((reason for reason, holds in checks.items() if holds), None)
-
-
-class Workspace:
-    """Decode attention's scratch, shared by the layers, which follow one another."""
-
-    def __init__(self) -> None:
-        self._arrivals: Tensor | None = None
-        self._scratch: Scratch | None = None
-
-    def arrivals(self, device: torch.device) -> Tensor:
-        if self._arrivals is None:
-            self._arrivals = torch.zeros(1, dtype=torch.int32, device=device)
-        return self._arrivals
-
-    def scratch(self, batch: int, num_heads: int, cache: KeyValues) -> Scratch:
-        """Made on the first step of a larger batch, so warm up before capturing a graph."""
-        if self._scratch is None or self._scratch.arrivals.numel() <= batch * cache.num_heads:
-            self._scratch = Scratch.empty(batch, num_heads, cache)
-        return self._scratch
 
 
 class FusedLayer:

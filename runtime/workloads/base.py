@@ -15,6 +15,11 @@ class Workload(Part, ABC):
 
     group: ClassVar[str] = "workload"
 
+    @property
+    def batch(self) -> int:
+        """Most sequences that it decodes together."""
+        return 1
+
     @abstractmethod
     def run(self, engine: Engine, told: Callable[[str], None] | None = None) -> Any:
         """Run on `engine` and report; `told` hears of progress. Raises WorkloadError."""

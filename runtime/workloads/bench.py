@@ -21,6 +21,7 @@ class Bench(Workload):
         """lengths: prompt lengths, in tokens.
         decode_tokens: decode steps of each timed decode.
         decode_context: length of the prompt before them.
+        batch: sequences of each timed decode, decoded together.
         repeats: timed runs of each kind.
         warmups: runs of each kind before them, not timed.
         pool: cold (slots are emptied before each prompt) or warm (as a decode left them).
@@ -30,6 +31,7 @@ class Bench(Workload):
         lengths: list[int] = field(default_factory=lambda: [16, 64, 256, 512, 1024, 2048, 4096])
         decode_tokens: int = 64
         decode_context: int = 128
+        batch: int = 1
         repeats: int = 3
         warmups: int = 2
         pool: str = COLD
@@ -49,7 +51,7 @@ class Bench(Workload):
             unique = ",".join(map(str, sorted(set(config.lengths))))
             key = f"workload.lengths={config.lengths}"
             yield Conflict((key,), reason, f"workload.lengths=[{unique}]")
-        least = {"decode_tokens": 1, "decode_context": 1, "repeats": 1, "warmups": 0}
+        least = dict(decode_tokens=1, decode_context=1, batch=1, repeats=1, warmups=0)
         for name, bound in least.items():
             if (value := getattr(config, name)) < bound:
                 reason = f"it must be at least {bound}"
@@ -62,12 +64,17 @@ class Bench(Workload):
             yield Conflict((f"workload.seed={config.seed}",), reason, "workload.seed=0")
 
     @property
+    def batch(self) -> int:
+        return self.config.batch
+
+    @property
     def plan(self) -> Plan:
         config = self.config
         return Plan(
             tuple(config.lengths),
             config.decode_tokens,
             config.decode_context,
+            config.batch,
             config.repeats,
             config.warmups,
             config.pool,

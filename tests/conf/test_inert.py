@@ -40,18 +40,23 @@ class Bench:
         return group == "model" and name not in ("demo", "folder")
 
     def asked(self, *overrides):
-        """(prompt, max_new_tokens) of each generation that a bench runs, the decodes first."""
+        """(prompts, max_new_tokens) of each generation that a bench runs, the decodes first."""
         short = [f"workload.{key}" for key in ("lengths=[4]", "decode_tokens=2", "repeats=1")]
         plan = self.compose(*short, "workload.warmups=0", *overrides).workload.plan
         calls = []
-        with tiny_engine(self.checkpoint) as engine, pytest.MonkeyPatch.context() as patch:
-            real = engine.generate
+        model = (f"model.path={self.checkpoint}", "model.dtype=float32", "device=cpu")
+        config = compose(["model=folder", *model, "cache.slots=all"])
+        with (
+            build_engine(config, batch=plan.batch) as engine,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            real = engine.generate_batch
 
-            def generate(prompt, **kwargs):
-                calls.append((prompt, kwargs["max_new_tokens"]))
-                return real(prompt, **kwargs)
+            def generate_batch(prompts, **kwargs):
+                calls.append((prompts, kwargs["max_new_tokens"]))
+                return real(prompts, **kwargs)
 
-            patch.setattr(engine, "generate", generate)
+            patch.setattr(engine, "generate_batch", generate_batch)
             meter = Meter(engine, plan)
             meter.decode()
             list(meter.prefills(lambda samples: None))
@@ -242,6 +247,15 @@ def prompt(bench):
     assert short.prompt_tokens < long.prompt_tokens
 
 
+def prompts(bench):
+    """the number of texts"""
+    config = bench.compose("workload.prompts=[RO,MEO]", f"workload.max_new_tokens={NUM_NEW}")
+    with build_engine(config) as engine:
+        report = config.workload.run(engine)
+    assert [one.prompt_tokens > 0 for one in report.sequences] == [True, True]
+    assert bench.compose("workload.prompts=[RO]").workload.prompts == ["RO"]
+
+
 def max_new_tokens(bench):
     """the number of tokens"""
     for count in (1, 4):
@@ -283,7 +297,7 @@ def made_up_routes(bench, seed):
 def lengths(bench):
     """the prompts that are timed"""
     asked = bench.asked("workload.lengths=[9,5]")
-    assert [len(prompt) for prompt, new in asked if new == 1] == [5, 9]
+    assert [len(prompt) for (prompt,), new in asked if new == 1] == [5, 9]
 
 
 def decode_tokens(bench):
@@ -297,7 +311,15 @@ def decode_context(bench):
     """the prompt before a decode"""
     for count in (3, 6):
         asked = bench.asked(f"workload.decode_context={count}")
-        assert {len(prompt) for prompt, new in asked if new != 1} == {count}
+        assert {len(prompt) for (prompt,), new in asked if new != 1} == {count}
+
+
+def batch(bench):
+    """the prompts that are decoded together"""
+    for count in (1, 3):
+        asked = bench.asked(f"workload.batch={count}")
+        assert {len(prompts) for prompts, new in asked if new != 1} == {count}
+        assert {len(prompts) for prompts, new in asked if new == 1} == {1}
 
 
 def repeats(bench):
@@ -362,6 +384,8 @@ ROWS = {
     "device.kernels": kernels,
     "device.allow_pageable": allow_pageable,
     "workload.prompt": prompt,
+    "workload.prompts": prompts,
+    "workload.batch": batch,
     "workload.max_new_tokens": max_new_tokens,
     "workload.temperature": temperature,
     "workload.top_p": top_p,

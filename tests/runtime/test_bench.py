@@ -7,7 +7,7 @@ import torch
 from command import assert_refused, residency
 from conftest import tiny_engine
 
-from residency.conf import compose
+from residency.conf import build_engine, compose
 from residency.policies.errors import CapacityError, WorkloadError
 from residency.runtime.bench.limits import Floor, cover, link_rate, resident
 from residency.runtime.bench.measure import Meter
@@ -50,6 +50,25 @@ def test_every_kind_of_run_is_there(checkpoint):
     assert len(lines) == 5
     json.dumps(report.as_dict())
     assert all(table.row_count for table in bench_tables(report))
+
+
+def test_several_sequences_are_decoded_together(checkpoint):
+    """A step is one for all of them; tokens a second count each one's."""
+    config = compose(
+        [
+            *(*FEW, "workload.batch=3", "model=folder", f"model.path={checkpoint}"),
+            *("model.routing=even", "device=cpu", "cache.slots=all"),
+        ]
+    )
+    with build_engine(config) as engine:
+        report = config.workload.run(engine)
+    samples = report.decode.samples
+    assert samples.batch == report.as_dict()["decode"]["batch"] == 3
+    assert [len(run.step_s) for run in samples.runs] == [3, 3]
+    for run in samples.runs:
+        assert 9 / run.seconds in (samples.tokens_per_s.least, samples.tokens_per_s.most)
+        assert run.totals.lookups > 3 * 3 * 2  # routes differ: more than one sequence's
+    assert "a step of 3 sequences" in bench_tables(report)[1].columns[0].header
 
 
 def test_a_cold_pool_misses_everything_and_a_warm_one_does_not(checkpoint):
@@ -174,6 +193,7 @@ def test_prompts_longer_than_the_context_are_refused(checkpoint):
         "workload.lengths=[5,5]",
         "workload.decode_tokens=0",
         "workload.decode_context=0",
+        "workload.batch=0",
         "workload.repeats=0",
         "workload.warmups=-1",
         "workload.pool=lukewarm",

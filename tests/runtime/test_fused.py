@@ -95,19 +95,26 @@ def test_residents_computed_at_once_change_no_bit(module, banks, lengths):
 
 
 @pytest.mark.parametrize(
-    ("policy", "num_slots"), [(Lru(Lru.Config()), 5), (NoCache(NoCache.Config()), 0)]
+    ("policy", "num_slots", "num_sequences"),
+    [
+        *((Lru(Lru.Config()), 5, 1), (NoCache(NoCache.Config()), 0, 1)),
+        *((Lru(Lru.Config()), 7, 3), (NoCache(NoCache.Config()), 0, 3)),
+    ],
 )
-def test_a_decode_step_equals_plain_maths_and_counts_alike(module, banks, policy, num_slots):
+def test_a_decode_step_equals_plain_maths_and_counts_alike(
+    module, banks, policy, num_slots, num_sequences
+):
     shape = kernel_shape(banks.layout, module)
     row_bytes = banks.layout.row_bytes
-    rows = torch.zeros(num_slots + SPACE.top_k, row_bytes, dtype=torch.uint8, device=DEVICE)
+    num_rows = num_slots + num_sequences * SPACE.top_k
+    rows = torch.zeros(num_rows, row_bytes, dtype=torch.uint8, device=DEVICE)
     pool = SlotPool(SPACE, num_slots, policy, DEVICE)
     counters = Counters(SPACE.num_layers, row_bytes, DEVICE)
     decode = FusedDecode(shape, pool, banks, rows, counters)
     oracle = SlotPool(SPACE, num_slots, type(policy)(policy.config), torch.device("cpu"))
     expected = torch.zeros(SPACE.num_layers, 4, dtype=torch.int64)
-    for token, layer in itertools.product(range(6), range(SPACE.num_layers)):
-        call = random_call(module, 1, seed=token * 2 + layer)
+    for token, layer in itertools.product(range(6 // num_sequences), range(SPACE.num_layers)):
+        call = random_call(module, num_sequences, seed=token * 2 + layer)
         step = Step(torch.tensor(token, device=DEVICE), layer, Phase.DECODE)
         plain = ExpertMath(banks.layout, banks.layers[layer].to(DEVICE))
         work = plain.begin(call)

@@ -24,6 +24,7 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
+from residency.runtime.batch_cache import BatchCache
 from residency.runtime.kernels import attention
 from residency.runtime.kernels.attention import AttendConfig
 from residency.runtime.kernels.rotary import KeyValues
@@ -136,6 +137,40 @@ def test_chunks_and_steps_in_fp32(case: tuple[int, list[int], dict[str, Any]]) -
 @pytest.mark.parametrize("batch", [1, 4])
 def test_chunks_and_steps_in_bf16(batch: int) -> None:
     _assert_same_run(_model(torch.bfloat16, num_experts_per_tok=9), batch, [7, 4, 1, 1])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("lengths", [[7], [3, 11], [5, 1, 12, 2]], ids=len)
+def test_rows_of_their_own_lengths(lengths: list[int]) -> None:
+    """Each prefilled alone, then together a token a step: as if each were alone with the original.
+
+    After each step the first row leaves and the last one takes its place.
+    """
+    model = _model()
+    _, ours, names = _pair(model)
+    assert names
+    alone = [Run(model) for _ in lengths]
+    rows: BatchCache | None = None
+    for row, (theirs, ids) in enumerate(zip(alone, _chunks(1, lengths), strict=True)):
+        ours.restart(CONTEXT)
+        ours.step(ids)
+        theirs.step(ids)
+        rows = rows or BatchCache.like(ours.cache, len(lengths))
+        rows.take(row, ours.cache, ours.position)
+    assert rows is not None
+    for step in range(3):
+        ids_B1 = (torch.cat(list(_chunks(1, [1] * len(alone)))) + step) % 61
+        live = rows.first(len(alone))
+        positions = live.positions_B[:, None]
+        got = ours.model(ids_B1, position_ids=positions, cache=live, use_cache=True).logits
+        live.positions_B.add_(1)
+        for theirs, own, logits in zip(alone, ids_B1, got, strict=True):
+            want = theirs.step(own[None])[0]
+            error = (logits.double() - want.double()).norm() / want.double().norm()
+            assert error < TOLERANCE[got.dtype], f"relative error {error:.2e}"
+        if len(alone) > 1:
+            rows.move(len(alone) - 1, 0)
+            alone[0] = alone.pop()
 
 
 def test_no_second_copy_of_the_weights() -> None:

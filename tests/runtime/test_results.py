@@ -17,12 +17,14 @@ TOP = {
     *("version", "text", "finish", "prompt_tokens", "new_tokens", "token_ids"),
     *("ttft_s", "tpot_s", "step_s", "phases", "counters", "memory", "environment", "notes"),
 }
+SEQUENCE = {"text", "finish", "prompt_tokens", "new_tokens", "token_ids", "ttft_s"}
+BATCH = TOP - SEQUENCE | {"kind", "sequences", "tokens_per_s"}
 COUNTS = {"phase", "lookups", "hits", "misses", "evictions", "computed", "bytes"}
 COUNTER = {"layer"} | COUNTS
 PHASE = COUNTS | {"seconds", "link_seconds", "link_share", "hit_rate"}
 MEMORY = {
     *("num_slots", "group_size", "ring", "staging_rows", "row_bytes", "bank_bytes"),
-    *("weight_bytes", "kv_bytes", "workspace_bytes", "device_bytes"),
+    *("weight_bytes", "kv_bytes", "workspace_bytes", "device_bytes", "batch"),
 }
 SOURCES = {"stream", "fetch", "d2d", "activations"}
 ENVIRONMENT = {
@@ -63,6 +65,21 @@ def test_each_row_is_frozen(result):
         assert set(phase) == PHASE
     assert set(result["memory"]) == MEMORY
     assert set(result["environment"]) | {"commit"} == ENVIRONMENT
+
+
+def test_a_batch_is_frozen_too(checkpoint, sections):
+    with tiny_engine(checkpoint, "cache.slots=5") as engine:
+        report = engine.generate_batch([[3, 4, 5]], max_new_tokens=4, ignore_eos=True)
+    result = json.loads(json.dumps(report.as_dict()))
+    assert (result["version"], result["kind"]) == (VERSION, "batch")
+    assert set(result) == BATCH
+    (one,) = result["sequences"]
+    assert set(one) == SEQUENCE
+    section = sections["A batch's result.json"]
+    assert table_keys(section) | TOP == BATCH | TOP
+    sequence = next(line for line in section.splitlines() if line.startswith("| `sequences`"))
+    assert set(re.findall(r"`(\w+)`", sequence)) - {"sequences"} == SEQUENCE
+    assert result["tokens_per_s"] * sum(result["step_s"]) == pytest.approx(3)
 
 
 def test_the_numbers_agree_with_one_another(result):

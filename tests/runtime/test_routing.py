@@ -139,6 +139,24 @@ def test_routes_do_not_depend_on_the_chunks(checkpoint):
     assert torch.allclose(*seen, atol=1e-4)
 
 
+def test_sequences_that_are_decoded_together_have_routes_of_their_own():
+    """Each goes on in the table a token a step, and they start far apart."""
+    table_NLK = torch.arange(1 << 14)[:, None, None].expand(-1, 2, 3)
+    routing = TableRouting(table_NLK)
+    ids_TK = torch.zeros(8, 3, dtype=torch.int64)
+    steps = []
+    for token in range(40, 60):
+        for layer in range(2):
+            step = Step(torch.tensor(token), layer, Phase.DECODE)
+            steps.append(routing.routes(step, ids_TK)[:, 0])
+            assert torch.equal(routing.routes(step, ids_TK[:3])[:, 0], steps[-1][:3])
+    rows = torch.stack(steps[::2], dim=1)
+    assert torch.equal(torch.stack(steps[1::2], dim=1), rows)
+    assert rows[0].tolist() == list(range(40, 60))  # the first as if it were alone
+    assert bool((rows.diff(dim=1).remainder(1 << 14) == 1).all())
+    assert len(rows.unique()) == rows.numel()
+
+
 def trace(folder, name="trace.npz", **arrays):
     np.savez(folder / name, **arrays)
     return folder / name

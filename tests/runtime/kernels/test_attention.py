@@ -172,6 +172,58 @@ def test_a_sequence_does_not_depend_on_its_company(device: torch.device) -> None
         assert torch.equal(_attend(alone)[0], together[i])
 
 
+RAGGED = {1: [7], 2: [0, 33], 5: [79, 0, 15, 16, 64], 8: [3, 70, 0, 15, 31, 32, 48, 79]}
+
+
+def _ragged(positions: list[int], dtype: torch.dtype, device: torch.device) -> Case:
+    """Sequences each of a length and angles of its own, garbage behind each one's end."""
+    case = _case(len(positions), 1, (8, 2, 16), max(positions), dtype, device)
+    angles = torch.rand(len(positions), 1, 8, generator=torch.Generator().manual_seed(1))
+    angles = angles.repeat(1, 1, 2) * 6
+    for cache in case.cache:
+        for row, position in enumerate(positions):
+            cache[row, :, position + 1 :] = float("nan")
+    return replace(
+        case,
+        cos=angles.cos().to(dtype).to(device),
+        sin=angles.sin().to(dtype).to(device),
+        position=torch.tensor(positions, device=device),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("positions", RAGGED.values(), ids=RAGGED)
+def test_each_sequence_at_its_own_position(
+    positions: list[int], dtype: torch.dtype, device: torch.device
+) -> None:
+    """As its definition says; and bit for bit as if it were alone."""
+    case = _ragged(positions, dtype, device)
+    other = case.copy()
+    want = attention.attend_one(
+        case.qkv_BSW[:, 0], case.norms, case.cos[:, 0], case.sin[:, 0], case.cache, case.position
+    )
+    scratch = Scratch.empty(len(positions), 8, other.cache, SMALL)
+    got = _attend(other, scratch)
+    _assert_close(got, want)
+    assert not scratch.arrivals.any()
+    assert other.position.tolist() == case.position.tolist() == [p + 1 for p in positions]
+    for mine, theirs in zip(other.cache, case.cache, strict=True):
+        for row, position in enumerate(positions):
+            _assert_close(mine[row, :, : position + 1], theirs[row, :, : position + 1])
+            assert mine[row, :, position + 1 :].isnan().all()
+    for row in range(len(positions)):
+        alone = _ragged(positions, dtype, device)
+        own = replace(
+            alone,
+            qkv_BSW=alone.qkv_BSW[row : row + 1],
+            cos=alone.cos[row : row + 1],
+            sin=alone.sin[row : row + 1],
+            cache=KeyValues(*(t[row : row + 1].clone() for t in alone.cache)),
+            position=alone.position[row],
+        )
+        assert torch.equal(_attend(own)[0], got[row])
+
+
 def test_chosen_config(device: torch.device) -> None:
     case = _case(1, 1, (8, 1, 128), 40, torch.bfloat16, device)
     other = case.copy()
