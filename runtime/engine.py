@@ -61,7 +61,8 @@ class Engine:
         self.context = context or architecture.max_context
         self.routing = routing
         self.made_up = weights.made_up
-        plan = plan_memory(architecture, policies, self.context)
+        self._dequantised_bytes = weights.dequantised_bytes
+        plan = self._plan(policies)
         plan.check(device)
         self._loaded = Loaded(
             architecture,
@@ -79,6 +80,9 @@ class Engine:
         self.notes += self._loaded.notes
         self._sequence: Sequence | None = None
         self._install(policies, plan)
+
+    def _plan(self, policies: Policies) -> MemoryPlan:
+        return plan_memory(self.architecture, policies, self.context, self._dequantised_bytes)
 
     def _install(self, policies: Policies, plan: MemoryPlan) -> None:
         """Stand a runtime under these policies behind the model's experts."""
@@ -106,7 +110,7 @@ class Engine:
         when the new policies cannot be had; the old ones run on then.
         """
         old, old_plan = self.policies, self.runtime.plan
-        plan = plan_memory(self.architecture, policies, self.context)
+        plan = self._plan(policies)
         self._uninstall()
         try:
             plan.check(self.device, loaded=True)
@@ -234,8 +238,13 @@ class Engine:
         )
 
 
-def plan_memory(architecture: Architecture, policies: Policies, context: int) -> MemoryPlan:
-    """Raises ConfigError for slots or groups that the model cannot use."""
+def plan_memory(
+    architecture: Architecture, policies: Policies, context: int, dequantised_bytes: int = 0
+) -> MemoryPlan:
+    """dequantised_bytes: of the other weights, those that the checkpoint stores quantised.
+
+    Raises ConfigError for slots or groups that the model cannot use.
+    """
     space = architecture.space
     prefill = policies.prefill.config
     num_slots = policies.cache.num_slots(space)
@@ -253,6 +262,7 @@ def plan_memory(architecture: Architecture, policies: Policies, context: int) ->
         row_bytes=row_bytes,
         bank_bytes=space.num_ids * row_bytes,
         weight_bytes=architecture.num_other_parameters * element,
+        dequantised_bytes=dequantised_bytes,
         kv_bytes=architecture.kv_elements(context) * element,
         workspace_bytes=architecture.workspace_elements(chunk_tokens) * element,
     )

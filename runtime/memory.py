@@ -29,6 +29,7 @@ class MemoryPlan:
     row_bytes: int
     bank_bytes: int
     weight_bytes: int  # all that is not experts
+    dequantised_bytes: int  # of weight_bytes: stored quantised, held in the model's dtype
     kv_bytes: int
     workspace_bytes: int  # activations of the longest chunk
 
@@ -68,7 +69,7 @@ class MemoryPlan:
         host += on_device if device.type == "cpu" else 0
         lower = f"{self._terms()}; lower cache.slots, prefill.ring or model.context"
         smaller = f"{lower}, or choose a smaller model"
-        _require("host", host, _free_host_bytes(), smaller)
+        _require("host", host, free_host_bytes(), smaller)
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
             _require("device", on_device, free, lower)
@@ -78,11 +79,12 @@ class MemoryPlan:
             "banks": self.bank_bytes,
             f"{self.num_slots} slots": self.pool_bytes,
             "staging": self.staging_bytes,
-            "other weights": self.weight_bytes,
+            "other weights": self.weight_bytes - self.dequantised_bytes,
+            "dequantised weights": self.dequantised_bytes,
             "KV cache": self.kv_bytes,
             "workspace": self.workspace_bytes,
         }
-        return " + ".join(f"{name} {size / GIB:.2f} GiB" for name, size in terms.items())
+        return " + ".join(f"{name} {size / GIB:.2f} GiB" for name, size in terms.items() if size)
 
 
 def row_faults(space: IdSpace, num_slots: int, groups: int) -> Iterator[Conflict]:
@@ -109,7 +111,7 @@ def _require(where: str, needed: int, free: int, how: str) -> None:
         )
 
 
-def _free_host_bytes() -> int:
+def free_host_bytes() -> int:
     """What the kernel says can be taken without swapping, or physical memory where it is silent."""
     try:
         with open("/proc/meminfo") as lines:
