@@ -23,6 +23,7 @@ from transformers.core_model_loading import (
 
 from residency.policies.errors import CheckpointError, ConfigError
 from residency.policies.step import IdSpace
+from residency.runtime.formats import ExpertFormat, detect
 from residency.runtime.layout import RowLayout
 
 DTYPES = {
@@ -90,8 +91,24 @@ class Architecture:
         return IdSpace(len(self.expert_modules), num_experts, text_config.num_experts_per_tok)
 
     @cached_property
+    def format(self) -> ExpertFormat:
+        """Of the experts. Raises CheckpointError for one that is not supported."""
+        configs = (self.config, self.config.get_text_config())
+        declared = [getattr(config, "quantization_config", None) for config in configs]
+        try:
+            return detect(declared[0] or declared[1], self.dtype)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.source}: {error}") from error
+
+    @cached_property
     def layout(self) -> RowLayout:
-        return RowLayout.of(self.expert_shapes, self.dtype)
+        """Raises CheckpointError for a format that is not supported or cannot hold the experts."""
+        shapes, transposed = self.expert_shapes, self.experts(0).is_transposed
+        down = shapes["down_proj"]
+        hidden, width = reversed(down) if transposed else down
+        if (fault := self.format.fault(hidden, width)) is not None:
+            raise CheckpointError(f"{self.source}: {fault}")
+        return RowLayout.of(shapes, self.format, self.dtype, transposed=transposed)
 
     @property
     def max_context(self) -> int:
