@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -55,17 +56,16 @@ class Architecture:
     @classmethod
     def of(cls, folder: Path, dtype: str) -> Architecture:
         """Of a model folder. Raises CheckpointError for one without a usable MoE config."""
-        config, source = _load_config(folder), str(folder / CONFIG_NAME)
-        quantization = _take_quantization(config)
-        made = cls.from_config(config, dtype, source)
-        if quantization is None and (folder / MODELOPT_NAME).is_file():
-            source = str(folder / MODELOPT_NAME)
-            quantization = _read_object(folder / MODELOPT_NAME)
-        return replace(made, quantization=quantization, format_source=source)
+        made = cls.from_config(_load_config(folder), dtype, str(folder / CONFIG_NAME))
+        if made.quantization is None and (folder / MODELOPT_NAME).is_file():
+            file = folder / MODELOPT_NAME
+            return replace(made, quantization=_read_object(file), format_source=str(file))
+        return made
 
     @classmethod
     def from_config(cls, config: Any, dtype: str, source: str) -> Architecture:
         """Of a config object. Raises CheckpointError for one without experts."""
+        config, quantization = _without_quantization(config)
         skeleton = _skeleton(source, config)
         names = tuple(n for n, m in skeleton.named_modules() if hasattr(m, "is_transposed"))
         if not names:
@@ -74,7 +74,7 @@ class Architecture:
                 "can hand over; only Mixture-of-Experts models can be run"
             )
         chosen = _dtype(dtype, config)
-        return cls(source, config, skeleton, names, chosen)
+        return cls(source, config, skeleton, names, chosen, quantization, source)
 
     def experts(self, layer: int) -> Any:
         return self.skeleton.get_submodule(self.expert_modules[layer])
@@ -106,7 +106,7 @@ class Architecture:
         try:
             return detect(self.quantization, self.dtype)
         except CheckpointError as error:
-            raise CheckpointError(f"{self.format_source or self.source}: {error}") from error
+            raise CheckpointError(f"{self.format_source}: {error}") from error
 
     @cached_property
     def layout(self) -> RowLayout:
@@ -166,15 +166,15 @@ def _load_config(folder: Path) -> Any:
         raise CheckpointError(f"{folder / CONFIG_NAME}: cannot be read: {reason}") from error
 
 
-def _take_quantization(config: Any) -> Mapping[str, Any] | None:
-    """What the config says of quantisation, which is taken out of it."""
-    found = None
+def _without_quantization(config: Any) -> tuple[Any, Mapping[str, Any] | None]:
+    """The config without what it says of quantisation, and that."""
+    config, found = deepcopy(config), None
     for holder in (config.get_text_config(), config):
         declared = getattr(holder, "quantization_config", None)
         if declared is not None:
             found = declared if isinstance(declared, Mapping) else declared.to_dict()
             del holder.quantization_config
-    return found
+    return config, found
 
 
 def _read_object(file: Path) -> dict[str, Any]:
