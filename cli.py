@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from residency.conf import Config
+    from residency.policies.base import Conflict
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -72,7 +72,7 @@ def run(
         if cfg:
             out.print(config.yaml(), end="", markup=False, soft_wrap=True)
             return
-        _refuse_conflicts(config)
+        _refuse_conflicts(list(config.conflicts()))
         folder = ResultFolder(out_dir, force) if out_dir else None
         if routes:
             require_writable(routes, "--routes")
@@ -117,7 +117,7 @@ def bench(
         if cfg:
             out.print(config.yaml(), end="", markup=False, soft_wrap=True)
             return
-        _refuse_conflicts(config)
+        _refuse_conflicts(list(config.conflicts()))
         folder = ResultFolder(out_dir, force) if out_dir else None
         with _loading_bar() as progress, build_engine(config, progress) as engine:
             report = config.workload.run(engine, lambda line: err.print(line, markup=False))
@@ -130,6 +130,37 @@ def bench(
         out.print(*bench_tables(report), sep="\n")
         for note in report.notes:
             out.print(note, markup=False)
+
+
+@app.command()
+def inspect(
+    model: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL [OVERRIDES]",
+            help="A model folder, an option of the group model, or overrides, e.g. "
+            "model.context=32768 prefill.groups=16",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a model's sizes, how its experts are stored, and what pool a GPU's memory affords.
+
+    Reads configs and headers alone: `residency inspect ~/models/Qwen3-30B-A3B`.
+    """
+    with user_errors():
+        from residency.conf.commands import compose_inspect
+        from residency.conf.listing import inspection_tables
+        from residency.runtime.inspection import inspect_model
+
+        config = compose_inspect(model or [])
+        _refuse_conflicts(list(config.faults("model", "prefill")))
+        inspection = inspect_model(config.model, config.policies.prefill)
+        if as_json:
+            print(json.dumps(inspection.as_dict()))
+            return
+        out.print(*inspection_tables(inspection), sep="\n")
 
 
 @app.command()
@@ -204,10 +235,10 @@ def user_errors() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _refuse_conflicts(config: Config) -> None:
+def _refuse_conflicts(conflicts: Sequence[Conflict]) -> None:
     from residency.policies.errors import ConfigError
 
-    *others, last = [str(conflict) for conflict in config.conflicts()] or [""]
+    *others, last = [str(conflict) for conflict in conflicts] or [""]
     for conflict in others:
         err.print(f"error: {conflict}", markup=False, soft_wrap=True)
     if last:
@@ -228,6 +259,7 @@ def _loading_bar() -> Iterator[Any]:
         def update(what: str, done: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = bar.add_task(what, total=total)
+                bar.start()  # the part before may have stopped it
             bar.update(tasks[what], completed=done)
             if done >= total:
                 bar.stop()

@@ -69,6 +69,11 @@ class Config:
             prefill = policies.prefill.config
             yield from row_faults(space, policies.cache.num_slots(space), prefill.groups)
 
+    def faults(self, *groups: str) -> Iterator[Conflict]:
+        """What is wrong with the parts of these groups alone."""
+        for group in groups:
+            yield from self.parts[group].faults()
+
     def yaml(self) -> str:
         """The tree as YAML that Hydra reads back as it is."""
         return to_yaml(self.tree)

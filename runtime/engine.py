@@ -18,7 +18,7 @@ from residency.runtime.generation import Generation, text_pieces
 from residency.runtime.hooks import add_experts, attach, detach
 from residency.runtime.loaded import Loaded
 from residency.runtime.loading import Progress
-from residency.runtime.memory import MemoryPlan, row_faults
+from residency.runtime.memory import MemoryPlan, memory_plan, row_faults
 from residency.runtime.offload import OffloadRuntime, Policies
 from residency.runtime.recorder import RouteRecorder
 from residency.runtime.replacements.seam import Seam
@@ -245,24 +245,16 @@ def plan_memory(
 
     Raises ConfigError for slots or groups that the model cannot use.
     """
-    space = architecture.space
-    prefill = policies.prefill.config
+    space, prefill = architecture.space, policies.prefill.config
     num_slots = policies.cache.num_slots(space)
     for fault in row_faults(space, num_slots, prefill.groups):
         raise ConfigError(str(fault))
-    group_size = -(-space.num_experts // prefill.groups)
-    chunk_tokens = min(prefill.chunk_tokens, context)
-    row_bytes, element = architecture.layout.row_bytes, architecture.dtype.itemsize
-    return MemoryPlan(
+    return memory_plan(
+        architecture,
         num_slots=num_slots,
-        group_size=group_size,
+        groups=prefill.groups,
         ring=prefill.ring,
-        # Decode reads experts that the policy declines from staging as well.
-        staging_rows=max(prefill.ring * group_size, space.top_k),
-        row_bytes=row_bytes,
-        bank_bytes=space.num_ids * row_bytes,
-        weight_bytes=architecture.num_other_parameters * element,
+        chunk_tokens=prefill.chunk_tokens,
+        context=context,
         dequantised_bytes=dequantised_bytes,
-        kv_bytes=architecture.kv_elements(context) * element,
-        workspace_bytes=architecture.workspace_elements(chunk_tokens) * element,
     )

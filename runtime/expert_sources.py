@@ -181,7 +181,8 @@ def stored_form(
     broadcast = suffix == OUTER and made.shape[-1:] == (1,) and made.shape[:-1] == shape[:-1]
     if made.shape != shape and not broadcast:
         raise CheckpointError(
-            f"{entry} has shape {list(entry.shape)}, but the config makes it {list(shape)}"
+            f"{entry} has shape {list(entry.shape)} ({entry.dtype_name}), but the config "
+            f"makes it {list(shape)}"
             + ("" if made is given else f", stored as {expert_format.name}")
         )
     floats = made.dtype.is_floating_point and made.dtype.itemsize > 1

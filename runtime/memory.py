@@ -11,6 +11,7 @@ import torch
 from residency.policies.base import Conflict
 from residency.policies.errors import CapacityError
 from residency.policies.step import IdSpace
+from residency.runtime.architecture import Architecture
 
 GIB = 1 << 30
 
@@ -85,6 +86,36 @@ class MemoryPlan:
             "workspace": self.workspace_bytes,
         }
         return " + ".join(f"{name} {size / GIB:.2f} GiB" for name, size in terms.items() if size)
+
+
+def memory_plan(
+    architecture: Architecture,
+    *,
+    num_slots: int,
+    groups: int,
+    ring: int,
+    chunk_tokens: int,
+    context: int,
+    dequantised_bytes: int,
+) -> MemoryPlan:
+    """chunk_tokens: of the longest chunk of a prompt. context: most tokens of a sequence.
+    dequantised_bytes: of the other weights, those that the checkpoint stores quantised.
+    """
+    space, element = architecture.space, architecture.dtype.itemsize
+    row_bytes, group_size = architecture.layout.row_bytes, -(-space.num_experts // groups)
+    return MemoryPlan(
+        num_slots=num_slots,
+        group_size=group_size,
+        ring=ring,
+        # Decode reads experts that the policy declines from staging as well.
+        staging_rows=max(ring * group_size, space.top_k),
+        row_bytes=row_bytes,
+        bank_bytes=space.num_ids * row_bytes,
+        weight_bytes=architecture.num_other_parameters * element,
+        dequantised_bytes=dequantised_bytes,
+        kv_bytes=architecture.kv_elements(context) * element,
+        workspace_bytes=architecture.workspace_elements(min(chunk_tokens, context)) * element,
+    )
 
 
 def row_faults(space: IdSpace, num_slots: int, groups: int) -> Iterator[Conflict]:

@@ -30,7 +30,8 @@ HYBRID = dict(
     linear_key_head_dim=16,
     linear_value_head_dim=16,
 )
-EXPERTS = "num_local_experts"
+NGRAMS = dict(ngram_vocab_size_base=50, heads_per_ngram=2, split_ngram_parts=4, ple_layer_ids=[1])
+INDEXER = dict(n_heads=2, kv_heads=1, head_dim=16, budget=16, compress_ratio=4)
 SHAPES = {
     "qwen3_moe": {},
     "qwen2_moe": {},
@@ -38,6 +39,10 @@ SHAPES = {
     "mixtral": {},
     "qwen3_next": HYBRID,
     "qwen3_5_moe_text": HYBRID,
+    "qwen4_exp_text": HYBRID
+    | NGRAMS
+    | {f"indexer_{key}": value for key, value in INDEXER.items()}
+    | dict(layer_types=["linear_attention", "indexed_attention"], hc_lowrank=8, head_dim=16),
     "gpt_oss": dict(head_dim=16, layer_types=["sliding_attention", "full_attention"]),
     "deepseek_v2": MLA | dict(n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1),
     "deepseek_v3": MLA
@@ -149,7 +154,8 @@ def banks_of(folder, progress=None):
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="reads file names in /proc")
-def test_each_byte_is_read_once(sharded, monkeypatch):
+def test_each_byte_is_read_once(tmp_path, monkeypatch):
+    sharded = write_checkpoint(tmp_path, "qwen3_moe", num_hidden_layers=1, max_shard_size="80KB")
     reads = Reads(monkeypatch)
     monkeypatch.setattr(bank_reader, "GAP_BYTES", 0)
     _, sources = banks_of(sharded)
