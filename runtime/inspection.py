@@ -106,7 +106,7 @@ def inspect_model(model: Model, prefill: PrefillMode) -> Inspection:
         bank_bytes=plan.bank_bytes,
         weight_bytes=plan.weight_bytes,
         dequantised_bytes=plan.dequantised_bytes,
-        kv_bytes_per_token=architecture.kv_elements(1) * architecture.dtype.itemsize,
+        kv_bytes_per_token=architecture.kv_bytes(2) - architecture.kv_bytes(1),
         context=context,
         staging_bytes=plan.staging_bytes,
         kv_bytes=plan.kv_bytes,

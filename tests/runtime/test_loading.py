@@ -11,7 +11,7 @@ import torch
 from conftest import write_checkpoint
 from quantised import SINGLE, write_pair
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, StaticCache
 
 from residency.policies.errors import CheckpointError
 from residency.runtime import bank_reader, shards
@@ -85,6 +85,23 @@ def test_buffers_are_the_library_s_own(written):
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
+
+
+def test_the_planned_cache_is_the_one_the_library_fills(written):
+    """Within the n-gram windows and index positions that qwen4_exp keeps beside it."""
+    model = AutoModelForCausalLM.from_pretrained(written)
+    cache = StaticCache(config=model.config, max_cache_len=64)
+    with torch.inference_mode():
+        model(torch.arange(1, 33)[None], cache=cache, use_cache=True)
+    kept = [value for layer in cache.layers for value in vars(layer).values()]
+    kept += [inner for value in kept if isinstance(value, dict) for inner in value.values()]
+    kept += [inner for value in kept if isinstance(value, list) for inner in value]
+    taken = sum(value.nbytes for value in kept if torch.is_tensor(value) and value.numel() > 1)
+    planned = Architecture.of(written, "auto").kv_bytes(64)
+    if "qwen4" in str(written):
+        assert planned < taken <= 1.4 * planned
+    else:
+        assert planned == taken
 
 
 def test_another_dtype_is_converted_as_the_library_does(checkpoint):
