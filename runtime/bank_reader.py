@@ -70,7 +70,7 @@ def _pieces(banks: Banks, sources: Sequence[Source]) -> list[Piece]:
     """In the order of the files."""
     row_bytes, num_experts = banks.layout.row_bytes, banks.space.num_experts
     pieces = []
-    for source in sorted(sources, key=lambda s: (s.entry.file, s.entry.offset)):
+    for source in sorted(sources, key=lambda s: (str(s.entry.file), s.entry.offset)):
         experts = range(num_experts) if source.expert is None else (source.expert,)
         size = source.entry.num_bytes // len(experts)
         for number, expert in enumerate(experts):
@@ -128,17 +128,19 @@ class _Reader:
         for number, piece in enumerate(run):
             if number in passing:
                 self._store(piece, passing.pop(number))
-            if piece.source.suffix:
-                require_finite(piece.source.entry, self._row(piece), piece.source.part.dtype)
+            if piece.source.kind.suffix:
+                dtype = piece.source.kind.part.dtype
+                require_finite(piece.source.entry, self._row(piece), dtype)
         return sum(piece.source.num_bytes for piece in run)
 
     def _row(self, piece: Piece) -> memoryview:
         """The bytes of the row that the piece fills."""
-        return self._layers[piece.source.layer][piece.start : piece.start + piece.source.num_bytes]
+        layer = self._layers[piece.source.kind.layer]
+        return layer[piece.start : piece.start + piece.source.num_bytes]
 
     def _store(self, piece: Piece, raw: torch.Tensor) -> None:
         """Convert the tensor's bytes into the row."""
-        source, part = piece.source, piece.source.part
+        source, part = piece.source, piece.source.kind.part
         assert source.stored is not None, "only what is converted passes here"
         shape = source.entry.shape if source.expert is not None else source.entry.shape[1:]
         made = source.stored(raw.view(source.entry.dtype).view(shape)).reshape(-1)

@@ -5,8 +5,10 @@ All of it is known, and checked, from the headers alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -14,24 +16,42 @@ from residency.policies.errors import CheckpointError
 from residency.runtime.architecture import Architecture
 from residency.runtime.checkpoint import Checkpoint, Entry
 from residency.runtime.formats import OUTER, ExpertFormat
-from residency.runtime.layout import Part
-from residency.runtime.names import EXPERT_NUMBER, Target
+from residency.runtime.layout import Part, part_name
+
+EXPERT_NUMBER = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A checkpoint tensor and the bytes it fills.
+class Kind:
+    """What tensors have in common whose keys differ in the expert's number alone.
 
     suffix: which of its matrix's stored tensors it is (`runtime/formats`).
-    expert: whose it is, or None if it holds all experts of the layer, one after another.
-    offset, num_bytes: within each row.
-    stored: what makes the tensor [*own] what the row holds, or None where the bytes are the same.
+    index, count: its place among the sources that the part is joined from.
+    stacked: it holds all experts of the layer, one after another.
     """
 
-    entry: Entry
     layer: int
     part: Part
     suffix: str
+    index: int
+    count: int
+    stacked: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What it fills of one expert's part."""
+        return (self.part.shape[0] // self.count, *self.part.shape[1:])
+
+
+class Source(NamedTuple):
+    """A checkpoint tensor and the bytes it fills.
+
+    expert: whose it is, or None for a stacked one. offset, num_bytes: within each row.
+    stored: what makes the tensor what the row holds, or None where the bytes are the same.
+    """
+
+    entry: Entry
+    kind: Kind
     expert: int | None
     offset: int
     num_bytes: int
@@ -57,13 +77,11 @@ class ExpertSources:
         self._format = architecture.format
         self._layers = {name: i for i, name in enumerate(architecture.expert_modules)}
         self._parts = {part.name: part for part in architecture.layout.parts}
+        self._kinds: dict[str, Kind | None] = {}  # by key, the expert's number struck out
         self._forms: dict[tuple[object, ...], Callable[..., torch.Tensor] | None] = {}
         self._filled: dict[tuple[int, str, int | None, int], Entry] = {}
-        self._counts: dict[str, int] = {}
-        self.sources = [
-            self._source(entry, suffix, target, layer)
-            for entry, suffix, target, layer in self._found()
-        ]
+        self._counts: dict[tuple[int, str], int] = {}
+        self.sources = list(self._found())
         self._require_complete()
 
     def keys(self) -> set[str]:
@@ -75,69 +93,65 @@ class ExpertSources:
         """Bytes to read."""
         return sum(source.entry.num_bytes for source in self.sources)
 
-    def _found(self) -> Iterator[tuple[Entry, str, Target, int]]:
-        parameters = self._architecture.expert_shapes
+    def _found(self) -> Iterator[Source]:
         for entry in self._checkpoint.entries.values():
-            if (plain := plain_key(self._format, entry.key)) is None:
-                continue
-            target = self._architecture.names.locate(plain[0])
-            module, _, parameter = target.name.rpartition(".")
-            if module in self._layers and parameter in parameters:
-                yield entry, plain[1], target, self._layers[module]
+            number = EXPERT_NUMBER.search(entry.key)
+            key, expert = entry.key, None
+            if number is not None:
+                key = f"{key[: number.start()]}0{key[number.end() :]}"
+                expert = int(number[0])
+            if key not in self._kinds:
+                self._kinds[key] = self._kind(entry, key, stacked=number is None)
+            if (kind := self._kinds[key]) is not None:
+                yield self._source(entry, kind, expert)
 
-    def _source(self, entry: Entry, suffix: str, target: Target, layer: int) -> Source:
-        num_experts = self._architecture.space.num_experts
+    def _kind(self, entry: Entry, key: str, *, stacked: bool) -> Kind | None:
+        """None for tensors that are not experts'. Raises CheckpointError for an impossible one."""
+        if (plain := plain_key(self._format, key)) is None:
+            return None
+        target, suffix = self._architecture.names.locate(plain[0]), plain[1]
+        module, _, parameter = target.name.rpartition(".")
+        if module not in self._layers or parameter not in self._architecture.expert_shapes:
+            return None
         if target.obstacle:
             raise CheckpointError(
                 f"{entry}: its way into {target.name} needs {target.obstacle}, which is not "
                 "supported for experts"
             )
-        if target.expert is not None and target.expert >= num_experts:
-            raise CheckpointError(
-                f"{entry} is of an expert above the config's {num_experts}"
-            )
-        name = target.name.rpartition(".")[2] + (f".{suffix}" if suffix else "")
-        if (part := self._parts.get(name)) is None:
+        part = self._parts.get(part_name(parameter, suffix))
+        if part is None:
             raise CheckpointError(f"{entry} has no place in experts of {self._format.name}")
-        self._fill(entry, layer, name, target)
-        num_bytes = part.num_bytes // target.count
-        return Source(
-            entry,
-            layer,
-            part,
-            suffix,
-            target.expert,
-            part.offset + target.index * num_bytes,
-            num_bytes,
-            self._form(entry, part, suffix, target),
-        )
+        layer = self._layers[module]
+        self._counts[layer, part.name] = target.count
+        return Kind(layer, part, suffix, target.index, target.count, stacked)
 
-    def _fill(self, entry: Entry, layer: int, name: str, target: Target) -> None:
-        place = (layer, name, target.expert, target.index)
+    def _source(self, entry: Entry, kind: Kind, expert: int | None) -> Source:
+        num_experts = self._architecture.space.num_experts
+        if expert is not None and expert >= num_experts:
+            raise CheckpointError(f"{entry} is of an expert above the config's {num_experts}")
+        place = (kind.layer, kind.part.name, expert, kind.index)
         if (other := self._filled.get(place)) is not None:
             raise CheckpointError(f"{entry} fills the same place as {other}")
         self._filled[place] = entry
-        self._counts[name] = target.count
+        num_bytes = kind.part.num_bytes // kind.count
+        offset = kind.part.offset + kind.index * num_bytes
+        return Source(entry, kind, expert, offset, num_bytes, self._form(entry, kind))
 
-    def _form(
-        self, entry: Entry, part: Part, suffix: str, target: Target
-    ) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """How the entry becomes what is stored; asked once a kind. Raises CheckpointError."""
-        stacked = target.expert is None
-        kind = (part.name, entry.shape, entry.dtype_name, target.count, stacked)
-        if kind not in self._forms:
-            shape = (part.shape[0] // target.count, *part.shape[1:])
-            if stacked:
-                shape = (self._architecture.space.num_experts, *shape)
-            self._forms[kind] = stored_form(self._format, entry, suffix, shape, part.dtype)
-        return self._forms[kind]
+    def _form(self, entry: Entry, kind: Kind) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """How the entry becomes what is stored; asked once. Raises CheckpointError."""
+        alike = (kind.part.name, entry.shape, entry.dtype_name, kind.count, kind.stacked)
+        if alike not in self._forms:
+            experts = (self._architecture.space.num_experts,) if kind.stacked else ()
+            shape, dtype = (*experts, *kind.shape), kind.part.dtype
+            self._forms[alike] = stored_form(self._format, entry, kind.suffix, shape, dtype)
+        return self._forms[alike]
 
     def _require_complete(self) -> None:
         """Every part of every expert, exactly once: stacked, or expert by expert."""
         experts = range(self._architecture.space.num_experts)
         for layer in range(len(self._layers)):
             for name in self._parts:
-                for index in range(self._counts.get(name, 1)):
+                for index in range(self._counts.get((layer, name), 1)):
                     stacked = (layer, name, None, index) in self._filled
                     for expert in experts:
                         one = (layer, name, expert, index)
@@ -191,7 +205,7 @@ def stored_form(
             f"{entry} has dtype {entry.dtype_name}, but {expert_format.name} experts are stored "
             f"as {str(dtype).removeprefix('torch.')}"
         )
-    same = made is given or (made._base is given and made.is_contiguous())
-    if same and made.dtype == dtype and made.shape == shape:
+    viewed = made.untyped_storage()._cdata == given.untyped_storage()._cdata
+    if viewed and made.is_contiguous() and made.dtype == dtype and made.shape == shape:
         return None
     return lambda tensor: expert_format.convert(suffix, tensor)

@@ -1,5 +1,4 @@
-"""Inspection: what a model takes, and what pool a device's memory affords, before any weight is read.
-"""
+"""Inspection: what a model takes, and what pool a device's memory affords, before any weight is read."""
 
 from __future__ import annotations
 
@@ -119,9 +118,7 @@ def inspect_model(model: Model, prefill: PrefillMode) -> Inspection:
 
 def _devices() -> Sequence[tuple[str, int]]:
     """Names and memory of usual devices, and of this machine's."""
-    own = [
-        torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())
-    ]
+    own = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     here = {f"this machine's {p.name}": p.total_memory for p in own}
     return [*((f"{size} GB", size * GIB) for size in DEVICE_SIZES), *here.items()]
 

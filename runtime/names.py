@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +15,6 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-EXPERT_NUMBER = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 EXPERTS_DIM = 1  # of a layer's experts [E, N, K], the dimension along which sources are joined
 
 
@@ -24,7 +22,7 @@ EXPERTS_DIM = 1  # of a layer's experts [E, N, K], the dimension along which sou
 class Target:
     """A parameter, and which part of it a checkpoint tensor is.
 
-    name: of the parameter. expert: whose tensor it is; None: of no expert, or of all at once.
+    name: of the parameter.
     index, count: its place among the sources that are concatenated along each expert's first
         dimension, e.g. gate and up.
     converted: the library does more than rename, so the shapes may differ.
@@ -32,7 +30,6 @@ class Target:
     """
 
     name: str
-    expert: int | None = None
     index: int = 0
     count: int = 1
     converted: bool = False
@@ -40,29 +37,13 @@ class Target:
 
 
 class Names:
-    """The mapping of one model. Experts differ in their number alone, so it is asked once a kind."""
+    """The mapping of one model."""
 
     def __init__(self, skeleton: PreTrainedModel) -> None:
         self._skeleton = skeleton
-        self._known: dict[str, Target] = {}
 
     def locate(self, key: str) -> Target:
-        """Of the key that a plain weight has."""
-        number = EXPERT_NUMBER.search(key)
-        if number is None:
-            return self._of_kind(key)
-        kind = self._of_kind(f"{key[: number.start()]}0{key[number.end() :]}")
-        expert = int(number[0])
-        return Target(
-            kind.name, expert, kind.index, kind.count, kind.converted, kind.obstacle
-        )
-
-    def _of_kind(self, key: str) -> Target:
-        if (known := self._known.get(key)) is None:
-            known = self._known[key] = self._ask(key)
-        return known
-
-    def _ask(self, key: str) -> Target:
+        """Of the key that a plain weight has; which expert it is of, the key itself says."""
         renamings, converters = self._transforms
         prefix, own = self._skeleton.base_model_prefix, self._parameters
         name, pattern = rename_source_key(key, renamings, converters, prefix, own)
@@ -72,7 +53,7 @@ class Names:
             if pattern in converter.source_patterns:
                 sources = list(converter.source_patterns)
                 index, obstacle = sources.index(pattern), _obstacle(converter)
-                return Target(name, None, index, len(sources), True, obstacle)
+                return Target(name, index, len(sources), True, obstacle)
         return Target(name)
 
     @cached_property

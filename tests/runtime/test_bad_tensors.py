@@ -129,7 +129,6 @@ def test_a_dense_scale_that_is_missing(damaged, kind, key):
 
 def test_an_expert_that_is_there_in_two_spellings(damaged):
     def edit(tensors):
-        keys = [GATE.replace("3", str(number), 1).replace("gate", "down") for number in range(8)]
         keys = [f"model.layers.1.mlp.experts.{n}.down_proj.weight" for n in range(8)]
         tensors["model.layers.1.mlp.experts.down_proj"] = torch.stack([tensors[k] for k in keys])
 
@@ -170,7 +169,9 @@ def test_modelopt_may_say_it_in_a_file_of_its_own(originals, tmp_path):
     own = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
     (folder / "hf_quant_config.json").write_text(json.dumps(own))
     load(folder)
-    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "W4A8"}}))
+    (folder / "hf_quant_config.json").write_text(
+        json.dumps({"quantization": {"quant_algo": "W4A8"}})
+    )
     refused(folder, folder / "hf_quant_config.json", "W4A8")
     (folder / "hf_quant_config.json").write_text("{")
     refused(folder, folder / "hf_quant_config.json", "cannot be read")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import write_checkpoint
-from quantised import SINGLE, write_pair
+from quantised import SINGLE, write_gpt_oss, write_pair
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, StaticCache
 
@@ -17,8 +17,8 @@ from residency.policies.errors import CheckpointError
 from residency.runtime import bank_reader, shards
 from residency.runtime.architecture import Architecture
 from residency.runtime.checkpoint import Checkpoint
-from residency.runtime.loading import load_banks
 from residency.runtime.expert_sources import ExpertSources
+from residency.runtime.loading import load_banks
 from residency.runtime.weights import CheckpointWeights
 
 CPU = torch.device("cpu")
@@ -284,3 +284,11 @@ def test_peak_memory_is_little_more_than_the_banks(large):
     peak, banks = map(int, done.stdout.split())
     assert banks > 200e6
     assert 0.95 * banks < peak <= 1.05 * banks
+
+
+@pytest.mark.parametrize("naming", ["fp8_block", "modelopt", "compressed-tensors", "mxfp4"])
+def test_only_outer_scales_pass_through_memory_of_their_own(tmp_path, naming):
+    quantised, _ = write_gpt_oss(tmp_path) if naming == "mxfp4" else write_pair(tmp_path, naming)
+    sources = ExpertSources(Architecture.of(quantised, "auto"), Checkpoint(quantised)).sources
+    passing = {source.kind.suffix for source in sources if source.stored is not None}
+    assert passing <= {"outer"}
