@@ -1,4 +1,4 @@
-"""The command `residency`: run, validate and list. Thin: each command composes, calls, prints."""
+"""The command `residency`: run, measure, inspect, validate and list. Thin: each command composes, calls, prints."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def run(
     with user_errors():
         from residency.conf import build_engine
         from residency.conf.commands import compose_run
+        from residency.conf.progress import loading_bar
         from residency.runtime.results import ResultFolder, require_writable
         from residency.runtime.tables import report_table
 
@@ -76,7 +77,7 @@ def run(
         folder = ResultFolder(out_dir, force) if out_dir else None
         if routes:
             require_writable(routes, "--routes")
-        with _loading_bar() as progress, build_engine(config, progress) as engine:
+        with loading_bar(err) as progress, build_engine(config, progress) as engine:
             recorder = engine.record_routes() if routes else None
             on_text = None if as_json else _printer(config.workload.config.prompt)
             report = config.workload.run(engine, on_text)
@@ -109,6 +110,7 @@ def bench(
     with user_errors():
         from residency.conf import build_engine
         from residency.conf.commands import compose_bench
+        from residency.conf.progress import loading_bar
         from residency.runtime.bench.chart import CHART_NAME, chart_png
         from residency.runtime.bench.tables import bench_tables
         from residency.runtime.results import ResultFolder
@@ -119,7 +121,7 @@ def bench(
             return
         _refuse_conflicts(list(config.conflicts()))
         folder = ResultFolder(out_dir, force) if out_dir else None
-        with _loading_bar() as progress, build_engine(config, progress) as engine:
+        with loading_bar(err) as progress, build_engine(config, progress) as engine:
             report = config.workload.run(engine, lambda line: err.print(line, markup=False))
         result = report.as_dict() | {"config": config.tree}
         if folder:
@@ -203,12 +205,9 @@ def policies(
 ) -> None:
     """List the policies of every group, or show one with its parameters and what it refuses."""
     with user_errors():
-        from residency.conf.catalog import POLICY_GROUPS, describe
-        from residency.conf.options import option_names
+        from residency.conf.catalog import policies_named
 
-        names = [(g, n) for g in POLICY_GROUPS for n in option_names(g)]
-        chosen = names if name is None else _named(name, names)
-        options = [describe(*pair) for pair in chosen]
+        options = policies_named(name)
         if as_json:
             print(json.dumps([_as_dict(option) for option in options], default=str))
         elif name is None:
@@ -245,28 +244,6 @@ def _refuse_conflicts(conflicts: Sequence[Conflict]) -> None:
         raise ConfigError(last)
 
 
-@contextmanager
-def _loading_bar() -> Iterator[Any]:
-    """A progress callback (what, done, total bytes) drawn on stderr, gone when loading ends."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn())
-    with Progress(
-        *columns, TransferSpeedColumn(), console=err, transient=True, disable=not err.is_terminal
-    ) as bar:
-        tasks: dict[str, Any] = {}
-
-        def update(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-                bar.start()  # the part before may have stopped it
-            bar.update(tasks[what], completed=done)
-            if done >= total:
-                bar.stop()
-
-        yield update
-
-
 def _printer(prompt: str) -> Callable[[str], None]:
     """Prints the prompt, once there is something to continue it with, and then each piece."""
     unprinted = [prompt]
@@ -291,17 +268,6 @@ def _show_matrix(overrides: list[str], as_json: bool) -> None:
         print(json.dumps([_as_dict(cell) for cell in cells]))
         return
     out.print(matrix_table(cells))
-
-
-def _named(name: str, names: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    from residency.conf.options import suggestion
-    from residency.policies.errors import ConfigError
-
-    chosen = [pair for pair in names if name in (pair[1], "/".join(pair), "=".join(pair))]
-    if not chosen:
-        known = suggestion(name, [pair[1] for pair in names])
-        raise ConfigError(f"{name}: there is no such policy; {known}")
-    return chosen
 
 
 def _show_option(option: Any) -> None:

@@ -50,18 +50,18 @@ class Piece(NamedTuple):
 def read_banks(
     banks: Banks, sources: Sequence[Source], shards: Shards, progress: Progress | None
 ) -> None:
-    """Fill `banks` from `sources`.
+    """Fill `banks` from `sources`. progress counts bytes of the rows, their alignment left out.
 
     Raises CheckpointError naming file and key where a file ends early or a scale is not finite.
     """
-    reader = _Reader(banks, shards)
-    done = 0
+    reader, pieces = _Reader(banks, shards), _pieces(banks, sources)
+    done, total = 0, sum(piece.source.num_bytes for piece in pieces)
     pool = ThreadPoolExecutor(NUM_THREADS)
     try:
-        for size in pool.map(reader.read, list(_runs(_pieces(banks, sources)))):
+        for size in pool.map(reader.read, list(_runs(pieces))):
             done += size
             if progress is not None:
-                progress("experts", done, banks.num_bytes)
+                progress("experts", done, total)
     finally:
         pool.shutdown(cancel_futures=True)
 

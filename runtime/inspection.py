@@ -1,4 +1,4 @@
-"""Inspection: what a model takes, and what pool a device's memory affords, before any weight is read."""
+"""Inspection: what a model takes and what pool a device's memory affords, from headers alone."""
 
 from __future__ import annotations
 

@@ -169,9 +169,8 @@ def test_modelopt_may_say_it_in_a_file_of_its_own(originals, tmp_path):
     own = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
     (folder / "hf_quant_config.json").write_text(json.dumps(own))
     load(folder)
-    (folder / "hf_quant_config.json").write_text(
-        json.dumps({"quantization": {"quant_algo": "W4A8"}})
-    )
+    own["quantization"]["quant_algo"] = "W4A8"
+    (folder / "hf_quant_config.json").write_text(json.dumps(own))
     refused(folder, folder / "hf_quant_config.json", "W4A8")
     (folder / "hf_quant_config.json").write_text("{")
     refused(folder, folder / "hf_quant_config.json", "cannot be read")

@@ -194,14 +194,17 @@ def test_how_reads_are_cut_does_not_matter(tmp_path, monkeypatch, limit, shortes
     require_equal(found, expected)
 
 
-def test_progress_counts_every_byte_of_the_banks(checkpoint):
+def test_progress_ends_when_every_byte_is_there(tmp_path):
+    """Rows of this format have gaps between their parts, which nobody fills."""
+    quantised, _ = write_pair(tmp_path, "modelopt")
     calls = []
-    banks, _ = banks_of(checkpoint, lambda *call: calls.append(call))
+    banks, _ = banks_of(quantised, lambda *call: calls.append(call))
     assert {what for what, _, _ in calls} == {"experts"}
     done = [done for _, done, _ in calls]
     assert done == sorted(done)
-    assert {total for _, _, total in calls} == {banks.num_bytes}
-    assert done[-1] == sum(part.num_bytes for part in banks.layout.parts) * banks.space.num_ids
+    filled = sum(part.num_bytes for part in banks.layout.parts) * banks.space.num_ids
+    assert filled < banks.num_bytes
+    assert {total for _, _, total in calls} == {filled} == {done[-1]}
 
 
 def test_the_file_cache_is_left_alone_where_there_is_room(checkpoint, monkeypatch):
@@ -260,7 +263,7 @@ print(max(highest[0], anonymous()) - before, banks.num_bytes)
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """Banks of 201 MB: 16 experts of 6.3 MB in each of two layers; as for hub files, a few shards."""
+    """Banks of 201 MB, 16 experts of 6.3 MB in each of two layers, from several shards."""
     return write_checkpoint(
         tmp_path_factory.mktemp("large"),
         "qwen3_moe",
