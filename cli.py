@@ -1,4 +1,4 @@
-"""The command `residency`: run, measure, inspect, validate and list. Thin: each command composes, calls, prints."""
+"""The command `residency`. Thin: each subcommand composes, calls, prints."""
 
 from __future__ import annotations
 

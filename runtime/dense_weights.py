@@ -17,7 +17,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from residency.policies.errors import CheckpointError
+from residency.policies.errors import CheckpointError, one_line
 from residency.runtime.architecture import Architecture
 from residency.runtime.bank_reader import require_finite
 from residency.runtime.checkpoint import Checkpoint, Entry
@@ -130,13 +130,17 @@ class DenseWeights:
         with Shards() as shards, _quiet(), without_experts(architecture.expert_classes):
             for tensor in self.tensors.values():
                 tensor.shards = shards
-            model, info = type(architecture.skeleton).from_pretrained(
-                None,
-                config=architecture.config,
-                state_dict=dict(self.tensors),
-                dtype=architecture.dtype,
-                output_loading_info=True,
-            )
+            try:
+                model, info = type(architecture.skeleton).from_pretrained(
+                    None,
+                    config=architecture.config,
+                    state_dict=dict(self.tensors),
+                    dtype=architecture.dtype,
+                    output_loading_info=True,
+                )
+            except (RuntimeError, ValueError) as error:
+                reason = one_line(str(error))
+                raise CheckpointError(f"{folder}: transformers cannot load it: {reason}") from error
         if missing := sorted(info["missing_keys"]):
             raise CheckpointError(f"{folder}: tensor {missing[0]} is missing")
         self.unneeded = sorted(info["unexpected_keys"])
