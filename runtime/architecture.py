@@ -133,7 +133,7 @@ class Architecture:
     def num_other_parameters(self) -> int:
         return sum(math.prod(shape) for shape in self.other_shapes.values())
 
-    def kv_bytes(self, num_tokens: int) -> int:
+    def cache_bytes(self, num_tokens: int) -> int:
         """What a sequence of `num_tokens` keeps in all layers: keys and values, compressed where
         the library keeps them so, and the states of linear attention, whatever the length.
         A sliding window is counted as if it were the whole sequence.

@@ -105,7 +105,7 @@ def inspect_model(model: Model, prefill: PrefillMode) -> Inspection:
         bank_bytes=plan.bank_bytes,
         weight_bytes=plan.weight_bytes,
         dequantised_bytes=plan.dequantised_bytes,
-        kv_bytes_per_token=architecture.kv_bytes(2) - architecture.kv_bytes(1),
+        kv_bytes_per_token=architecture.cache_bytes(2) - architecture.cache_bytes(1),
         context=context,
         staging_bytes=plan.staging_bytes,
         kv_bytes=plan.kv_bytes,

@@ -113,7 +113,7 @@ def memory_plan(
         bank_bytes=space.num_ids * row_bytes,
         weight_bytes=architecture.num_other_parameters * element,
         dequantised_bytes=dequantised_bytes,
-        kv_bytes=architecture.kv_bytes(context),
+        kv_bytes=architecture.cache_bytes(context),
         workspace_bytes=architecture.workspace_elements(min(chunk_tokens, context)) * element,
     )
 

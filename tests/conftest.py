@@ -37,7 +37,7 @@ TINY = dict(
     eos_token_id=1,
     pad_token_id=None,
 )
-EXPERTS_KEY = {"mixtral": "num_local_experts", "gpt_oss": "num_local_experts"}
+EXPERTS_KEY = {"mixtral": "num_local_experts"}
 
 
 def write_checkpoint(folder: Path, model_type: str, num_experts: int = 8, **changes) -> Path:

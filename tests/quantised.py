@@ -78,6 +78,7 @@ def write_gpt_oss(folder: Path) -> tuple[Path, Path]:
     plain = write_checkpoint(
         folder / "plain",
         "gpt_oss",
+        num_local_experts=8,
         intermediate_size=96,
         head_dim=16,
         layer_types=["sliding_attention", "full_attention"],
