@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from residency.policies.errors import CheckpointError, ConfigError, one_line
 from residency.policies.step import IdSpace
+from residency.runtime.cache_sizes import cache_bytes
 from residency.runtime.formats import ExpertFormat, detect
 from residency.runtime.layout import RowLayout
 from residency.runtime.names import Names
@@ -120,8 +121,13 @@ class Architecture:
 
     @property
     def max_context(self) -> int:
-        limit: int = self.config.get_text_config().max_position_embeddings
-        return limit
+        """Most tokens the model was made for. Raises CheckpointError where the config is silent."""
+        limit = getattr(self.config.get_text_config(), "max_position_embeddings", None)
+        if not limit:
+            raise CheckpointError(
+                f"{self.source}: no max_position_embeddings there; set model.context"
+            )
+        return int(limit)
 
     @cached_property
     def other_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -134,24 +140,8 @@ class Architecture:
         return sum(math.prod(shape) for shape in self.other_shapes.values())
 
     def cache_bytes(self, num_tokens: int) -> int:
-        """What a sequence of `num_tokens` keeps in all layers: keys and values, compressed where
-        the library keeps them so, and the states of linear attention, whatever the length.
-        A sliding window is counted as if it were the whole sequence.
-        """
-        config = self.config.get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
-        per_token = 2 * heads * width
-        if latent := getattr(config, "kv_lora_rank", None):
-            per_token = latent + config.qk_rope_head_dim
-        per_token += getattr(config, "indexer_head_dim", None) or 0
-        kinds = getattr(config, "layer_types", None) or []
-        num_linear = sum("linear" in kind for kind in kinds)
-        per_layer = num_tokens * per_token * self.dtype.itemsize
-        states = num_linear * _linear_state_bytes(config) if num_linear else 0
-        return int((config.num_hidden_layers - num_linear) * per_layer + states)
+        """What one sequence of `num_tokens` keeps on the device; see `cache_sizes`."""
+        return cache_bytes(self.config, num_tokens, self.dtype.itemsize)
 
     def workspace_elements(self, num_tokens: int) -> int:
         """Elements of a chunk's largest activations: each token's top-k results and residuals,
@@ -165,15 +155,6 @@ class Architecture:
     def names(self) -> Names:
         """Where a checkpoint's tensors go."""
         return Names(self.skeleton)
-
-
-def _linear_state_bytes(config: Any) -> int:
-    """Of one layer of gated linear attention: a convolution's window and the recurrence, fp32."""
-    keys = config.linear_num_key_heads * config.linear_key_head_dim
-    values = config.linear_num_value_heads * config.linear_value_head_dim
-    window = (2 * keys + values) * config.linear_conv_kernel_dim
-    recurrence = values * config.linear_key_head_dim
-    return int((window + recurrence) * torch.float32.itemsize)
 
 
 def _load_config(folder: Path) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from residency.policies.step import IdSpace
+from residency.runtime.host_memory import empty_rows
 from residency.runtime.layout import RowLayout
 
 
@@ -15,8 +16,7 @@ class Banks:
         self.space = space
         self.layout = layout
         self.layers = [
-            torch.empty(space.num_experts, layout.row_bytes, dtype=torch.uint8)
-            for _ in range(space.num_layers)
+            empty_rows(space.num_experts, layout.row_bytes) for _ in range(space.num_layers)
         ]
         self._views = [layout.views(rows) for rows in self.layers]
 

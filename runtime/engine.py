@@ -89,7 +89,13 @@ class Engine:
         self._sequence = None
         self.policies = policies
         self.runtime = OffloadRuntime(
-            self.banks, policies, plan, self.device, self.routing, shape=self._loaded.shape
+            self.banks,
+            policies,
+            plan,
+            self.device,
+            self.routing,
+            shape=self._loaded.shape,
+            capturable=self._loaded.capturable,
         )
         attach(self.model, self.architecture.expert_modules, self.runtime)
 
@@ -218,8 +224,8 @@ class Engine:
     def _report(self, text: str, ids: list[int], generation: Generation) -> Report:
         rows = self.runtime.counters.rows()
         seconds = (generation.prefill_s, sum(generation.step_s))
-        captured = self.runtime.capturable
-        copy_s = (generation.prefill_copy_s, None if captured else generation.decode_copy_s)
+        untimed = self.runtime.decode_is_fused  # its kernels copy, not the copy lane
+        copy_s = (generation.prefill_copy_s, None if untimed else generation.decode_copy_s)
         phases = [
             PhaseTotals.of(p, rows, s, c) for p, s, c in zip(Phase, seconds, copy_s, strict=True)
         ]

@@ -41,7 +41,7 @@ def _expert_shape(layout: RowLayout) -> ExpertShape | None:
 def activation_of(module: Any) -> Activation | None:
     """The gate of an experts module, or None where the kernels have no form for it."""
     plain_gate = type(module)._apply_gate.__name__ == "_default_apply_gate"
-    name = type(module.act_fn).__name__
+    name = type(getattr(module, "act_fn", None)).__name__
     return SILU if plain_gate and name in ("SiLU", "SiLUActivation") else None
 
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from residency.policies.errors import CapacityError
 from residency.runtime.architecture import Architecture
+from residency.runtime.capture import reason_against_capture
 from residency.runtime.loading import Progress
 from residency.runtime.pinning import Pinned
 from residency.runtime.weights import Weights
@@ -55,13 +56,22 @@ class Loaded:
             self._pinned = self._pin(allow_pageable, progress)
         self.shape = self._kernel_shape() if kernels else None
         self._fusible = kernels and device.type == "cuda"
+        self.capturable = False
 
     def fuse_layers(self, seam: Seam) -> None:
-        """Let fused forms stand for the layers around the experts, where they are declared."""
+        """Let fused forms stand for the layers around the experts, where they are declared; then
+        it is known whether the model's decode step may be captured.
+        """
+        replaced: list[str] = []
         if self._fusible:
             from residency.runtime.replacements import apply
 
-            self.notes += apply(self.model, seam)
+            replaced = apply(self.model, seam)
+        self.notes += replaced
+        reason = reason_against_capture(self.model, replaced=bool(replaced))
+        self.capturable = reason is None
+        if reason is not None and self.shape is not None:
+            self.notes.append(f"decode steps are not captured as a graph: {reason}")
 
     def close(self) -> None:
         """Let go of everything; memory stays pinned until the device is done with it."""

@@ -61,9 +61,11 @@ class OffloadRuntime:
         device: torch.device,
         routing: Routing | None = None,
         shape: ExpertShape | None = None,
+        capturable: bool = True,
     ) -> None:
         """routing: replaces the model's routes; None leaves them.
         shape: the kernels' view of a row; None computes in plain torch.
+        capturable: whether a graph may hold what the model does around its experts.
         """
         space, layout = banks.space, banks.layout
         self.banks = banks
@@ -86,7 +88,7 @@ class OffloadRuntime:
         self._decode: Executor = DecodeExecutor(
             policies.decode, self.pool, banks, transfers, maths, self.counters
         )
-        self.capturable = False
+        self.capturable = self.decode_is_fused = False
         if shape is not None:
             from residency.runtime.fused import FusedMaths
             from residency.runtime.fused_decode import FusedDecode
@@ -94,7 +96,7 @@ class OffloadRuntime:
             maths = FusedMaths(shape, self.rows, space.num_experts)
             if not policies.decode.computes_on_host:
                 self._decode = FusedDecode(shape, self.pool, banks, self.rows, self.counters)
-                self.capturable = True
+                self.capturable, self.decode_is_fused = capturable, True
         self._prefill = PrefillExecutor(
             policies.prefill, self.pool, ring, transfers, maths, self.counters
         )

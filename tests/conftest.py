@@ -1,6 +1,8 @@
 """Shared fixtures: tiny checkpoints as transformers writes them, and engines over them."""
 
 import os
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -9,6 +11,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if not torch.cuda.is_available():  # before anything imports triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import architectures
 import pytest
 from hypothesis import settings
 
@@ -20,24 +23,12 @@ torch.set_num_threads(1)  # bits depend on the thread count; tests run side by s
 settings.register_profile("residency", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("residency")
 
-ARCHITECTURES = ("qwen3_moe", "olmoe", "mixtral", "qwen2_moe")
-TINY = dict(
-    hidden_size=64,
-    intermediate_size=32,
+TINY = architectures.BASE | dict(
     moe_intermediate_size=32,
     shared_expert_intermediate_size=48,
     num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=128,
     num_experts_per_tok=2,
-    max_position_embeddings=512,
-    initializer_range=0.2,  # large enough that routes and tokens differ
-    bos_token_id=0,
-    eos_token_id=1,
-    pad_token_id=None,
 )
-EXPERTS_KEY = {"mixtral": "num_local_experts"}
 
 
 def write_checkpoint(folder: Path, model_type: str, num_experts: int = 8, **changes) -> Path:
@@ -45,7 +36,7 @@ def write_checkpoint(folder: Path, model_type: str, num_experts: int = 8, **chan
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    sizes = TINY | {EXPERTS_KEY.get(model_type, "num_experts"): num_experts}
+    sizes = TINY | {"num_experts": num_experts}
     save = {k: changes.pop(k) for k in ("max_shard_size",) if k in changes}
     config = AutoConfig.for_model(model_type, **(sizes | changes))
     AutoModelForCausalLM.from_config(config).save_pretrained(folder, **save)
@@ -53,15 +44,16 @@ def write_checkpoint(folder: Path, model_type: str, num_experts: int = 8, **chan
 
 
 @pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory) -> dict[str, Path]:
-    """One tiny checkpoint of each architecture, float32."""
-    root = tmp_path_factory.mktemp("checkpoints")
-    return {name: write_checkpoint(root / name, name) for name in ARCHITECTURES}
+def tiny_checkpoint(tmp_path_factory) -> Callable[[str], Path]:
+    """The folder of an architecture's tiny checkpoint, written when first asked for."""
+    root = tmp_path_factory.mktemp("architectures")
+    return lru_cache(lambda name: architectures.write(root / name, name))
 
 
 @pytest.fixture(scope="session")
-def checkpoint(checkpoints) -> Path:
-    return checkpoints["qwen3_moe"]
+def checkpoint(tmp_path_factory) -> Path:
+    """A tiny checkpoint for tests that any architecture would do for, float32."""
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint") / "model", "qwen3_moe")
 
 
 @pytest.fixture

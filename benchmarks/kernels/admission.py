@@ -69,6 +69,7 @@ def admissions(num_slots: int, num: int, misses: int) -> list[tuple[str, float]]
     for name, policy, fused in (
         ("lru", Lru(Lru.Config()), True),
         ("lrfu", Lrfu(Lrfu.Config()), True),
+        ("lru, touch in torch operations", Lru(Lru.Config()), False),
         ("lrfu, touch in torch operations", Lrfu(Lrfu.Config()), False),
     ):
         pool = SlotPool(SPACE, num_slots, policy, DEVICE)

@@ -34,7 +34,7 @@ def main() -> None:
     routing = "even" if options.even_routing else "model (routers are made up too)"
     common.write(
         options,
-        f"freetoken, {options.slots} slots, hit-d2d {'on' if options.hit_d2d else 'off'}",
+        title(options),
         ("freetoken",),
         prefill=prefills,
         decode=decode,
@@ -47,8 +47,23 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--slots", type=int, required=True, help="size of its expert cache")
     parser.add_argument("--hit-d2d", action="store_true", help="copy cached experts on the device")
     parser.add_argument("--even-routing", action="store_true", help="random router scores")
+    parser.add_argument(
+        "--strategy", default="offload", choices=["offload", "hybrid", "cpu"], help="decode target"
+    )
+    parser.add_argument(
+        "--max-fetch", type=int, default=-1, help="hybrid fetches a layer; -1: its own"
+    )
     parser.add_argument("--bfloat16", action="store_true", help="ignore the config's quantization")
     return parser.parse_args()
+
+
+def title(options: argparse.Namespace) -> str:
+    words = [f"freetoken, {options.slots} slots", f"hit-d2d {'on' if options.hit_d2d else 'off'}"]
+    if options.strategy != "offload":
+        words.append(options.strategy)
+    if options.max_fetch >= 0:
+        words.append(f"at most {options.max_fetch} fetches a layer")
+    return ", ".join(words)
 
 
 class Clock:
@@ -93,7 +108,8 @@ def load(folder: Any, options: argparse.Namespace) -> Any:
     return LLM(
         str(folder),
         use_dummy_weight=True,
-        moe_strategy="offload",
+        moe_strategy=options.strategy,
+        moe_hybrid_max_fetch=options.max_fetch,
         moe_cache_size=options.slots,
         moe_prefill_hit_d2d=options.hit_d2d,
         num_token_override=16384,
@@ -106,7 +122,10 @@ def load(folder: Any, options: argparse.Namespace) -> Any:
 def measure_decode(llm: Any, clock: Clock, options: argparse.Namespace) -> dict[str, Any]:
     """Times, and its own count of misses over them and the warm-ups."""
     engine = vars(llm.engine).values()
-    cache = next(value for value in engine if type(value).__name__ == "OffloadMoeCache")
+    caches = (value for value in engine if type(value).__name__ == "OffloadMoeCache")
+    cache = next(caches, None)  # none for its cpu strategy
+    if cache is None:
+        return common.decode(options.decode_tokens, clock.repeated(clock.decode))
     cache.reset_stats()
     seconds = clock.repeated(clock.decode)
     miss_rate = cache.decode_miss_stats()["miss_rate"]

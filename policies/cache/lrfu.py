@@ -10,6 +10,8 @@ S(b) = log2(sum 2^(decay * t_i)), and only referenced blocks change:
     first reference  S = decay * t
     later            m = max(S, decay * t);  S = m + log2(1 + 2^-|S - decay * t|)
 
+The first is the second's limit for an S far below, so one rule serves both.
+
 Floating logarithms differ between vector, scalar and GPU code, and fp64 loses the order at large t.
 Here S is a fixed-point integer, updated by integer operations alone: the same bits everywhere.
 """
@@ -34,7 +36,7 @@ TOKEN_BITS = 24  # of a key's 63 bits, for the time of the last reference, which
 DECAY_BITS = 32  # binary places kept of the decay
 STEP_BITS = 8  # the gain table has 2^8 entries per unit of distance, interpolated between
 MAX_FRACTION_BITS = 24
-NEVER = -1
+NEVER = -(1 << 62)  # S before any reference: below every other by more than the gains reach
 
 Time = TypeVar("Time", int, torch.Tensor)
 
@@ -42,8 +44,8 @@ Time = TypeVar("Time", int, torch.Tensor)
 class Lrfu(CachePolicy):
     """Key = (S, token of the last reference), packed; ties go to the lowest id.
 
-    A later reference always raises S, by one unit in the last place at least: with decay 0 the
-    order is that of reference counts, with decay 1 a later last reference never ranks lower.
+    A reference sets S above max(S, decay * t), by one unit in the last place at least: with decay
+    0 the order is that of reference counts, with decay 1 a later last reference never ranks lower.
     History is kept for experts that were evicted.
     """
 
@@ -94,20 +96,16 @@ class Lrfu(CachePolicy):
         distance = (scores - now).abs()
         shift = self.fraction_bits - STEP_BITS
         gain, slope = self.gains[(distance >> shift).clamp_(max=self._last_entry)].unbind(1)
-        gain = gain - ((slope * (distance & ((1 << shift) - 1))) >> shift)
-        later = torch.maximum(scores, now) + gain.clamp_(min=1)
-        return torch.where(scores == NEVER, now, later)
+        fall = (slope * (distance & ((1 << shift) - 1))) >> shift
+        return torch.maximum(scores, now) + gain - fall
 
     def advance(self, score: int, token: int) -> int:
         """The scalar form: S after a reference, given S before (NEVER: no reference yet)."""
         now = self._scaled(token)
-        if score == NEVER:
-            return now
         distance = abs(score - now)
         shift = self.fraction_bits - STEP_BITS
         gain, slope = self._gain_table[min(distance >> shift, self._last_entry)]
-        gain -= (slope * (distance & ((1 << shift) - 1))) >> shift
-        return max(score, now) + max(gain, 1)
+        return max(score, now) + gain - ((slope * (distance & ((1 << shift) - 1))) >> shift)
 
 
 def _fraction_bits(decay: float) -> int:
@@ -121,8 +119,9 @@ def _fraction_bits(decay: float) -> int:
 
 @lru_cache
 def _gain_table(fraction_bits: int) -> tuple[tuple[int, int], ...]:
-    """log2(1 + 2^-d) in fixed point for d = 0, 2^-8, 2 * 2^-8, ... until it falls below one unit,
-    each with how much it falls to the next; the last entry stands for all larger d.
+    """log2(1 + 2^-d) in fixed point for d = 0, 2^-8, 2 * 2^-8, ... until it falls to one unit,
+    each with how much it falls to the next; the last entry stands for all larger d. No gain is
+    less than one unit, between entries neither.
 
     Computed in decimal arithmetic: the same table on every machine.
     """
@@ -131,6 +130,6 @@ def _gain_table(fraction_bits: int) -> tuple[tuple[int, int], ...]:
         log_2, scale = Decimal(2).ln(), Decimal(1 << fraction_bits)
         num_entries = ((fraction_bits + 2) << STEP_BITS) + 1
         powers = (Decimal(2) ** (Decimal(-i) / (1 << STEP_BITS)) for i in range(num_entries))
-        gains = [int((1 + power).ln() / log_2 * scale) for power in powers]
+        gains = [max(1, int((1 + power).ln() / log_2 * scale)) for power in powers]
     falls = [left - right for left, right in itertools.pairwise(gains)]
     return tuple(zip(gains, [*falls, 0], strict=True))

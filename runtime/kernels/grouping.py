@@ -29,8 +29,10 @@ class Tiles(NamedTuple):
 
 
 def group_pairs(ids: Tensor, num_experts: int) -> Grouping:
-    """ids int [T, K], distinct within a token."""
-    order, offsets = _sorted(ids, num_experts)
+    """ids int [T, K]: distinct within a token, or num_experts where a token is routed nowhere."""
+    ordered, order = ids.flatten().sort(stable=True)
+    bounds = torch.arange(num_experts + 1, device=ids.device, dtype=ids.dtype)
+    offsets = torch.searchsorted(ordered, bounds, out_int32=True)
     places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=ids.device))
     return Grouping(order, offsets, places.view_as(ids).sort(dim=1).values.int())
 
@@ -54,27 +56,31 @@ def num_tiles(num_pairs: int, num_experts: int, block_m: int) -> int:
     return min(num_pairs, num_pairs // block_m + num_experts)
 
 
-def _sorted(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    # Sixteen bits suffice for an expert and quarter the passes of a radix sort.
-    ordered, order = ids.flatten().to(torch.int16).sort(stable=True)
-    bounds = torch.arange(num_experts + 1, dtype=torch.int16, device=ids.device)
-    return order, torch.searchsorted(ordered, bounds, out_int32=True)
-
-
 @triton.jit(do_not_specialize=["num_pairs"])
-def _position_kernel(
-    ids_ptr: tl.tensor, order_ptr: tl.tensor, position_ptr: tl.tensor, num_pairs: tl.tensor,
-    TOP_K: tl.constexpr, BLOCK: tl.constexpr,
+def _group_kernel(
+    ids_ptr: tl.tensor, order_ptr: tl.tensor, offsets_ptr: tl.tensor, position_ptr: tl.tensor,
+    num_pairs: tl.tensor, TOP_K: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < num_pairs
-    pair = tl.load(order_ptr + place, mask=inside, other=0).to(tl.int32)
-    mine = tl.load(ids_ptr + pair)
-    token = pair // TOP_K
-    rank = tl.zeros((BLOCK,), tl.int32)
-    for j in tl.static_range(TOP_K):
-        rank += (tl.load(ids_ptr + token * TOP_K + j) < mine).to(tl.int32)
-    tl.store(position_ptr + token * TOP_K + rank, place, mask=inside)
+    """One program an expert: it reads all ids, which lie in the cache, and places its own pairs."""
+    mine = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    before = tl.zeros((BLOCK,), tl.int32)
+    for begin in range(0, num_pairs, BLOCK):
+        pair = begin + lane
+        before += (tl.load(ids_ptr + pair, mask=pair < num_pairs, other=mine) < mine).to(tl.int32)
+    first = tl.sum(before)
+    tl.store(offsets_ptr + mine, first)
+    for begin in range(0, num_pairs, BLOCK):
+        pair = begin + lane
+        own = tl.load(ids_ptr + pair, mask=pair < num_pairs, other=mine - 1) == mine
+        place = first + tl.cumsum(own.to(tl.int32), 0) - 1
+        first += tl.sum(own.to(tl.int32))
+        tl.store(order_ptr + place, pair.to(tl.int64), mask=own)
+        token = pair // TOP_K
+        rank = tl.zeros((BLOCK,), tl.int32)
+        for j in tl.static_range(TOP_K):
+            rank += (tl.load(ids_ptr + token * TOP_K + j, mask=own, other=mine) < mine).to(tl.int32)
+        tl.store(position_ptr + token * TOP_K + rank, place, mask=own)
 
 
 @triton.jit(do_not_specialize=["num_experts", "bound"])
@@ -100,11 +106,16 @@ def _tiles_kernel(
 
 
 def launch_group_pairs(ids: Tensor, num_experts: int) -> Grouping:
-    """Device form of `group_pairs`; ids contiguous."""
-    order, offsets = _sorted(ids, num_experts)
+    """Triton form of `group_pairs`, one launch; ids contiguous."""
+    num_pairs = ids.numel()
+    order = torch.empty(num_pairs, dtype=torch.int64, device=ids.device)
+    offsets = torch.empty(num_experts + 1, dtype=torch.int32, device=ids.device)
     position = torch.empty_like(ids, dtype=torch.int32)
-    grid = (triton.cdiv(ids.numel(), 256),)
-    _position_kernel[grid](ids, order, position, ids.numel(), TOP_K=ids.shape[1], BLOCK=256)
+    # One program more than there are experts places the pairs that are routed nowhere.
+    _group_kernel[(num_experts + 1,)](
+        ids, order, offsets, position, num_pairs, TOP_K=ids.shape[1],
+        BLOCK=min(1024, max(64, triton.next_power_of_2(num_pairs))), num_warps=4,
+    )  # fmt: skip
     return Grouping(order, offsets, position)
 
 

@@ -50,9 +50,8 @@ def _lrfu_kernel(
     entry = tl.minimum(distance >> SHIFT, LAST_ENTRY)
     gain = tl.load(gains_ptr + 2 * entry)
     slope = tl.load(gains_ptr + 2 * entry + 1)
-    gain = tl.maximum(gain - ((slope * (distance & ((1 << SHIFT) - 1))) >> SHIFT), 1)
-    later = tl.maximum(score, now) + gain
-    score = tl.where(score < 0, now, later)
+    gain -= (slope * (distance & ((1 << SHIFT) - 1))) >> SHIFT
+    score = tl.maximum(score, now) + gain
     tl.store(scores_ptr + ids, score, mask=inside)
     tl.store(keys_ptr + ids, (score << TOKEN_BITS) | token, mask=inside)
 

@@ -1,8 +1,9 @@
 """Declared replacements of transformers' modules by fused ones, one file per model type.
 
 A replacement computes what the original does, from the original's own parameters, with fewer
-kernels; it is tested against the original. Model types without a file here, models on the CPU and
-configurations that the kernels do not cover run transformers' own code.
+kernels, or so that a graph can hold the decode step; it is tested against the original, and it must
+leave the decode step capturable (see `capture`). Model types without a file here, models on the CPU
+and configurations that a replacement does not cover run transformers' own code.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from residency.runtime.replacements.seam import Seam
 __all__ = ["REPLACEMENTS", "Seam", "apply"]
 
 # Imported on use: they need Triton, which not every machine has.
-REPLACEMENTS = {"qwen3_moe": "residency.runtime.replacements.qwen3_moe"}
+REPLACEMENTS = {
+    "gpt_oss": "residency.runtime.replacements.gpt_oss",
+    "qwen3_moe": "residency.runtime.replacements.qwen3_moe",
+}
 
 
 def apply(model: PreTrainedModel, seam: Seam, *, on_cpu: bool = False) -> list[str]:

@@ -1,0 +1,55 @@
+"""What a sequence keeps on the device, in bytes: the static cache's tensors, layer by layer.
+
+Attention keeps keys and values of each token (a sliding window only its own length), latent
+attention one latent and one rotated key, an indexer one more key; linear attention keeps a state
+whose size does not grow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import StaticCache
+from transformers.cache_utils import LinearAttentionCacheLayerMixin, StaticLayer
+
+_STATE = 4  # bytes: recurrent states are float32 in every model
+_INTEGER = 8  # bytes: kept token ids and positions
+
+
+def cache_bytes(config: Any, num_tokens: int, element: int) -> int:
+    """Of one sequence of `num_tokens`. element: bytes of one of the model's numbers."""
+    text = config.get_text_config(decoder=True)
+    layers = StaticCache(config=config, max_cache_len=num_tokens).layers
+    total = 0
+    for index, layer in enumerate(layers):
+        if isinstance(layer, StaticLayer):
+            total += layer.max_cache_len * _token_bytes(text, layer, element)
+        if isinstance(layer, LinearAttentionCacheLayerMixin):
+            total += _state_bytes(text, index, element)
+    return int(total)
+
+
+def _token_bytes(text: Any, layer: Any, element: int) -> int:
+    """Of one token in one attention layer."""
+    if getattr(text, "kv_lora_rank", None):
+        width = text.kv_lora_rank + text.qk_rope_head_dim
+    else:
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        width = 2 * heads * head_dim
+    if not hasattr(layer, "indexer_keys"):
+        return int(width * element)
+    return int((width + text.indexer_head_dim) * element + 3 * _INTEGER)
+
+
+def _state_bytes(text: Any, index: int, element: int) -> int:
+    """Of one linear attention layer: its convolutions' last inputs and its recurrent state."""
+    keys = text.linear_num_key_heads * text.linear_key_head_dim
+    values = text.linear_num_value_heads * text.linear_value_head_dim
+    state = (2 * keys + values) * text.linear_conv_kernel_dim * element
+    state += text.linear_key_head_dim * values * _STATE
+    if index + 1 in getattr(text, "ple_layer_ids", ()):  # counted from one
+        channels = text.hc_count * text.hidden_size
+        state += channels * (text.ple_conv_kernel_size - 1) * text.ngram_size * element
+        state += (text.ngram_size - 1) * _INTEGER
+    return int(state)
