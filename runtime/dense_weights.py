@@ -133,7 +133,7 @@ class DenseWeights:
             try:
                 model, info = type(architecture.skeleton).from_pretrained(
                     None,
-                    config=architecture.config,
+                    config=architecture.skeleton.config,  # a wrapper's inner one
                     state_dict=dict(self.tensors),
                     dtype=architecture.dtype,
                     output_loading_info=True,
