@@ -236,7 +236,8 @@ from residency.runtime.loading import load_banks
 
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+    kinds = ("RssAnon", "RssShmem")  # pages without a file, one's own or shared
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(kinds))
 
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
