@@ -1,9 +1,9 @@
-"""The command `residency`: run, validate and list. Thin: each command composes, calls, prints."""
+"""The command `residency`. Thin: each subcommand composes, calls, prints."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from residency.conf import Config
+    from residency.policies.base import Conflict
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -70,6 +70,7 @@ def run(
     with user_errors():
         from residency.conf import build_engine
         from residency.conf.commands import compose_run
+        from residency.conf.progress import loading_bar
         from residency.runtime.prompts import check_number
         from residency.runtime.results import ResultFolder, require_writable
         from residency.runtime.tables import print_report
@@ -78,12 +79,12 @@ def run(
         if cfg:
             out.print(config.yaml(), end="", markup=False, soft_wrap=True)
             return
-        _refuse_conflicts(config)
+        _refuse_conflicts(list(config.conflicts()))
         folder = ResultFolder(out_dir, force) if out_dir else None
         if routes:
             require_writable(routes, "--routes")
             check_number(config.workload.batch, config.workload.batch, recording=True)
-        with _loading_bar() as progress, build_engine(config, progress) as engine:
+        with loading_bar(err) as progress, build_engine(config, progress) as engine:
             recorder = engine.record_routes() if routes else None
             texts = config.workload.config.prompts or [config.workload.config.prompt]
             report = config.workload.run(engine, None if as_json else _printer(texts[0]))
@@ -115,6 +116,7 @@ def bench(
     with user_errors():
         from residency.conf import build_engine
         from residency.conf.commands import compose_bench
+        from residency.conf.progress import loading_bar
         from residency.runtime.bench.chart import CHART_NAME, chart_png
         from residency.runtime.bench.tables import bench_tables
         from residency.runtime.results import ResultFolder
@@ -123,9 +125,9 @@ def bench(
         if cfg:
             out.print(config.yaml(), end="", markup=False, soft_wrap=True)
             return
-        _refuse_conflicts(config)
+        _refuse_conflicts(list(config.conflicts()))
         folder = ResultFolder(out_dir, force) if out_dir else None
-        with _loading_bar() as progress, build_engine(config, progress) as engine:
+        with loading_bar(err) as progress, build_engine(config, progress) as engine:
             report = config.workload.run(engine, lambda line: err.print(line, markup=False))
         result = report.as_dict() | {"config": config.tree}
         if folder:
@@ -136,6 +138,37 @@ def bench(
         out.print(*bench_tables(report), sep="\n")
         for note in report.notes:
             out.print(note, markup=False)
+
+
+@app.command()
+def inspect(
+    model: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL [OVERRIDES]",
+            help="A model folder, an option of the group model, or overrides, e.g. "
+            "model.context=32768 prefill.groups=16",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a model's sizes, how its experts are stored, and what pool a GPU's memory affords.
+
+    Reads configs and headers alone: `residency inspect ~/models/Qwen3-30B-A3B`.
+    """
+    with user_errors():
+        from residency.conf.commands import compose_inspect
+        from residency.conf.listing import inspection_tables
+        from residency.runtime.inspection import inspect_model
+
+        config = compose_inspect(model or [])
+        _refuse_conflicts(list(config.faults("model", "prefill")))
+        inspection = inspect_model(config.model, config.policies.prefill)
+        if as_json:
+            print(json.dumps(inspection.as_dict()))
+            return
+        out.print(*inspection_tables(inspection), sep="\n")
 
 
 @app.command()
@@ -178,12 +211,9 @@ def policies(
 ) -> None:
     """List the policies of every group, or show one with its parameters and what it refuses."""
     with user_errors():
-        from residency.conf.catalog import POLICY_GROUPS, describe
-        from residency.conf.options import option_names
+        from residency.conf.catalog import policies_named
 
-        names = [(g, n) for g in POLICY_GROUPS for n in option_names(g)]
-        chosen = names if name is None else _named(name, names)
-        options = [describe(*pair) for pair in chosen]
+        options = policies_named(name)
         if as_json:
             print(json.dumps([_as_dict(option) for option in options], default=str))
         elif name is None:
@@ -210,35 +240,14 @@ def user_errors() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _refuse_conflicts(config: Config) -> None:
+def _refuse_conflicts(conflicts: Sequence[Conflict]) -> None:
     from residency.policies.errors import ConfigError
 
-    *others, last = [str(conflict) for conflict in config.conflicts()] or [""]
+    *others, last = [str(conflict) for conflict in conflicts] or [""]
     for conflict in others:
         err.print(f"error: {conflict}", markup=False, soft_wrap=True)
     if last:
         raise ConfigError(last)
-
-
-@contextmanager
-def _loading_bar() -> Iterator[Any]:
-    """A progress callback (what, done, total bytes) drawn on stderr, gone when loading ends."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn())
-    with Progress(
-        *columns, TransferSpeedColumn(), console=err, transient=True, disable=not err.is_terminal
-    ) as bar:
-        tasks: dict[str, Any] = {}
-
-        def update(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(what, total=total)
-            bar.update(tasks[what], completed=done)
-            if done >= total:
-                bar.stop()
-
-        yield update
 
 
 def _printer(prompt: str) -> Callable[[str], None]:
@@ -265,17 +274,6 @@ def _show_matrix(overrides: list[str], as_json: bool) -> None:
         print(json.dumps([_as_dict(cell) for cell in cells]))
         return
     out.print(matrix_table(cells))
-
-
-def _named(name: str, names: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    from residency.conf.options import suggestion
-    from residency.policies.errors import ConfigError
-
-    chosen = [pair for pair in names if name in (pair[1], "/".join(pair), "=".join(pair))]
-    if not chosen:
-        known = suggestion(name, [pair[1] for pair in names])
-        raise ConfigError(f"{name}: there is no such policy; {known}")
-    return chosen
 
 
 def _show_option(option: Any) -> None:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from residency.conf.build import build_part, part_class
-from residency.conf.options import option_names, option_node
+from residency.conf.options import option_names, option_node, suggestion
 from residency.policies.base import Conflict, Part
 from residency.policies.compatibility import conflicts
+from residency.policies.errors import ConfigError
 
 POLICY_GROUPS = ("cache", "prefill", "decode")
 MATRIX_GROUPS = (*POLICY_GROUPS, "device")
@@ -58,6 +59,19 @@ def describe(group: str, name: str) -> Option:
     summary = text.partition("\n\n")[0].replace("\n", " ").removeprefix(f"{name}: ")
     refuses = tuple(f"without {need.mend} or the like: {need.because}" for need in cls.needs)
     return Option(group, name, summary, text, tuple(_parameters(cls, node)), refuses)
+
+
+def policies_named(name: str | None) -> list[Option]:
+    """The policies of that name (also as group/name or group=name), or all of them for None.
+
+    Raises ConfigError, with the closest name, when there is none.
+    """
+    names = [(group, option) for group in POLICY_GROUPS for option in option_names(group)]
+    chosen = [p for p in names if name is None or name in (p[1], "/".join(p), "=".join(p))]
+    if name is not None and not chosen:
+        known = suggestion(name, [option for _, option in names])
+        raise ConfigError(f"{name}: there is no such policy; {known}")
+    return [describe(*pair) for pair in chosen]
 
 
 def matrix() -> Iterator[Cell]:

@@ -1,4 +1,6 @@
-"""What each command composes: its own workload, and for `run` prompts from one place at most."""
+"""What each command composes: its own workload, for `run` prompts from one place at most, and for
+`inspect` a model that is named in one word.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,12 @@ import json
 import sys
 from pathlib import Path
 
+from residency.conf.build import escaped
 from residency.conf.compose import Config, compose
+from residency.conf.options import option_names, suggestion
 from residency.policies.errors import ConfigError, WorkloadError
+
+INSPECTED = ("model", "prefill")  # groups that sizes depend on: staging is the prefill's
 
 
 def compose_run(overrides: list[str], prompts: list[str], files: list[str]) -> Config:
@@ -29,6 +35,31 @@ def compose_run(overrides: list[str], prompts: list[str], files: list[str]) -> C
 def compose_bench(overrides: list[str]) -> Config:
     """For `bench`."""
     return _compose("bench", "bench", overrides, [])
+
+
+def compose_inspect(words: list[str]) -> Config:
+    """For `inspect`: a folder, or an option of the group model, or overrides that say either.
+
+    Raises ConfigError for a word that is neither, and for keys that change nothing there.
+    """
+    overrides = [override for word in words for override in _model_overrides(word)]
+    for text in overrides:
+        if text.lstrip("+~").partition("=")[0].partition(".")[0] not in INSPECTED:
+            reason = f"`residency inspect` depends on {' and '.join(INSPECTED)} alone"
+            raise ConfigError(f"{text}: {reason}")
+    return compose(overrides)
+
+
+def _model_overrides(word: str) -> list[str]:
+    if "=" in word and not Path(word).expanduser().is_dir():
+        return [word]
+    names = option_names("model")
+    if word in names:
+        return [f"model={word}"]
+    if not Path(word).expanduser().exists():
+        raise ConfigError(f"{word}: no such folder, and no such model; {suggestion(word, names)}")
+    path = escaped(word).replace("'", "\\'")
+    return ["model=folder", f"model.path='{path}'"]
 
 
 def _compose(command: str, workload: str, overrides: list[str], prompts: list[str]) -> Config:

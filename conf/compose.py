@@ -70,6 +70,11 @@ class Config:
             slots, batch = policies.cache.num_slots(space), self.workload.batch
             yield from row_faults(space, slots, prefill.groups, batch)
 
+    def faults(self, *groups: str) -> Iterator[Conflict]:
+        """What is wrong with the parts of these groups alone."""
+        for group in groups:
+            yield from self.parts[group].faults()
+
     def yaml(self) -> str:
         """The tree as YAML that Hydra reads back as it is."""
         return to_yaml(self.tree)

@@ -6,26 +6,27 @@ transformers decides what the model is; here we only find its experts modules (t
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import (
-    WeightConverter,
-    WeightRenaming,
-    rename_source_key,
-)
 
-from residency.policies.errors import CheckpointError, ConfigError
+from residency.policies.errors import CheckpointError, ConfigError, one_line
 from residency.policies.step import IdSpace
 from residency.runtime.cache_sizes import cache_bytes
+from residency.runtime.formats import ExpertFormat, detect
 from residency.runtime.layout import RowLayout
+from residency.runtime.names import Names
 
+CONFIG_NAME = "config.json"
+MODELOPT_NAME = "hf_quant_config.json"  # where ModelOpt says it, beside or instead of config.json
 DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -40,6 +41,9 @@ class Architecture:
 
     source: where the config is from, for messages.
     expert_modules: the experts modules' names, in the order of the MoE layers.
+    quantization: how the checkpoint is quantised, as it says itself; None: it is not. The library
+        never sees it: what it would do with it, loading does here.
+    format_source: the file that says how experts are stored, for messages.
     """
 
     source: str
@@ -47,15 +51,22 @@ class Architecture:
     skeleton: PreTrainedModel
     expert_modules: tuple[str, ...]
     dtype: torch.dtype
+    quantization: Mapping[str, Any] | None = None
+    format_source: str = ""
 
     @classmethod
     def of(cls, folder: Path, dtype: str) -> Architecture:
         """Of a model folder. Raises CheckpointError for one without a usable MoE config."""
-        return cls.from_config(_load_config(folder), dtype, str(folder / "config.json"))
+        made = cls.from_config(_load_config(folder), dtype, str(folder / CONFIG_NAME))
+        if made.quantization is None and (folder / MODELOPT_NAME).is_file():
+            file = folder / MODELOPT_NAME
+            return replace(made, quantization=_read_object(file), format_source=str(file))
+        return made
 
     @classmethod
     def from_config(cls, config: Any, dtype: str, source: str) -> Architecture:
         """Of a config object. Raises CheckpointError for one without experts."""
+        config, quantization = _without_quantization(config)
         skeleton = _skeleton(source, config)
         names = tuple(n for n, m in skeleton.named_modules() if hasattr(m, "is_transposed"))
         if not names:
@@ -64,7 +75,7 @@ class Architecture:
                 "can hand over; only Mixture-of-Experts models can be run"
             )
         chosen = _dtype(dtype, config)
-        return cls(source, config, skeleton, names, chosen)
+        return cls(source, config, skeleton, names, chosen, quantization, source)
 
     def experts(self, layer: int) -> Any:
         return self.skeleton.get_submodule(self.expert_modules[layer])
@@ -91,8 +102,22 @@ class Architecture:
         return IdSpace(len(self.expert_modules), num_experts, text_config.num_experts_per_tok)
 
     @cached_property
+    def format(self) -> ExpertFormat:
+        """Of the experts. Raises CheckpointError for one that is not supported."""
+        try:
+            return detect(self.quantization, self.dtype)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.format_source}: {error}") from error
+
+    @cached_property
     def layout(self) -> RowLayout:
-        return RowLayout.of(self.expert_shapes, self.dtype)
+        """Raises CheckpointError for a format that is not supported or cannot hold the experts."""
+        shapes, transposed = self.expert_shapes, self.experts(0).is_transposed
+        down = shapes["down_proj"]
+        hidden, width = reversed(down) if transposed else down
+        if (fault := self.format.fault(hidden, width)) is not None:
+            raise CheckpointError(f"{self.source}: {fault}")
+        return RowLayout.of(shapes, self.format, self.dtype, transposed=transposed)
 
     @property
     def max_context(self) -> int:
@@ -127,36 +152,37 @@ class Architecture:
         return int(num_tokens * per_token + config.vocab_size)
 
     @cached_property
-    def _transforms(self) -> tuple[list[WeightRenaming], list[WeightConverter]]:
-        transforms = get_model_conversion_mapping(self.skeleton)
-        renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
-        return renamings, [t for t in transforms if isinstance(t, WeightConverter)]
-
-    def locate(self, key: str) -> tuple[str, int, int]:
-        """Where a checkpoint tensor goes: parameter name, and which of how many sources it is.
-
-        Several sources are concatenated along each expert's first dimension, e.g. gate and up.
-        """
-        renamings, converters = self._transforms
-        prefix = self.skeleton.base_model_prefix
-        name, pattern = rename_source_key(
-            key, renamings, converters, prefix, self.skeleton.state_dict()
-        )
-        for converter in converters:
-            if pattern in converter.source_patterns:
-                sources = list(converter.source_patterns)
-                return name, sources.index(pattern), len(sources)
-        return name, 0, 1
+    def names(self) -> Names:
+        """Where a checkpoint's tensors go."""
+        return Names(self.skeleton)
 
 
 def _load_config(folder: Path) -> Any:
-    if not (folder / "config.json").is_file():
+    if not (folder / CONFIG_NAME).is_file():
         raise CheckpointError(f"{folder}: no config.json there; name a Hugging Face model folder")
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = str(error).splitlines()[0]
-        raise CheckpointError(f"{folder / 'config.json'}: cannot be read: {reason}") from error
+        raise CheckpointError(f"{folder / CONFIG_NAME}: cannot be read: {reason}") from error
+
+
+def _without_quantization(config: Any) -> tuple[Any, Mapping[str, Any] | None]:
+    """The config without what it says of quantisation, and that."""
+    config, found = deepcopy(config), None
+    for holder in (config.get_text_config(), config):
+        declared = getattr(holder, "quantization_config", None)
+        if declared is not None:
+            found = declared if isinstance(declared, Mapping) else declared.to_dict()
+            del holder.quantization_config
+    return config, found
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{file}: cannot be read: {one_line(str(error))}") from error
 
 
 def _skeleton(source: str, config: Any) -> PreTrainedModel:

@@ -20,7 +20,7 @@ from residency.runtime.generation import Generation, TextStream
 from residency.runtime.hooks import add_experts, attach, detach
 from residency.runtime.loaded import Loaded
 from residency.runtime.loading import Progress
-from residency.runtime.memory import MemoryPlan, most_experts, row_faults
+from residency.runtime.memory import MemoryPlan, memory_plan, row_faults
 from residency.runtime.offload import OffloadRuntime, Policies
 from residency.runtime.prompts import PromptReader, check_number
 from residency.runtime.recorder import RouteRecorder
@@ -69,6 +69,7 @@ class Engine:
         self.made_up = weights.made_up
         if batch > 1:
             check_batched(architecture.config)
+        self._dequantised_bytes = weights.dequantised_bytes
         plan = self._plan(policies)
         plan.check(device)
         self._loaded = Loaded(
@@ -88,7 +89,9 @@ class Engine:
         self._install(policies, plan)
 
     def _plan(self, policies: Policies) -> MemoryPlan:
-        return plan_memory(self.architecture, policies, self.context, self.batch)
+        return plan_memory(
+            self.architecture, policies, self.context, self.batch, self._dequantised_bytes
+        )
 
     def _install(self, policies: Policies, plan: MemoryPlan) -> None:
         """Stand a runtime under these policies behind the model's experts."""
@@ -267,30 +270,28 @@ class Engine:
 
 
 def plan_memory(
-    architecture: Architecture, policies: Policies, context: int, batch: int = 1
+    architecture: Architecture,
+    policies: Policies,
+    context: int,
+    batch: int = 1,
+    dequantised_bytes: int = 0,
 ) -> MemoryPlan:
     """batch: most sequences that are decoded together.
+    dequantised_bytes: of the other weights, those that the checkpoint stores quantised.
 
     Raises ConfigError for slots or groups that the model cannot use.
     """
-    space = architecture.space
-    prefill = policies.prefill.config
+    space, prefill = architecture.space, policies.prefill.config
     num_slots = policies.cache.num_slots(space)
     for fault in row_faults(space, num_slots, prefill.groups, batch):
         raise ConfigError(str(fault))
-    group_size = -(-space.num_experts // prefill.groups)
-    chunk_tokens = min(prefill.chunk_tokens, context)
-    row_bytes, element = architecture.layout.row_bytes, architecture.dtype.itemsize
-    return MemoryPlan(
+    return memory_plan(
+        architecture,
         num_slots=num_slots,
-        group_size=group_size,
+        groups=prefill.groups,
         ring=prefill.ring,
-        # Decode reads experts that the policy declines from staging as well.
-        staging_rows=max(prefill.ring * group_size, most_experts(space, batch)),
-        row_bytes=row_bytes,
-        bank_bytes=space.num_ids * row_bytes,
-        weight_bytes=architecture.num_other_parameters * element,
-        kv_bytes=architecture.cache_bytes(context) * (1 if batch == 1 else batch + 1),
-        workspace_bytes=architecture.workspace_elements(chunk_tokens) * element,
+        chunk_tokens=prefill.chunk_tokens,
+        context=context,
         batch=batch,
+        dequantised_bytes=dequantised_bytes,
     )

@@ -85,6 +85,8 @@ class ExpertMath:
 
     def __init__(self, layout: RowLayout, rows: torch.Tensor) -> None:
         self._views = layout.views(rows)
+        self._format = layout.format
+        self._suffixes = {name: layout.suffixes(name) for name in ("gate_up_proj", "down_proj")}
 
     def begin(self, call: Call, slots_E: torch.Tensor | None = None) -> Work:
         return Work(call)
@@ -107,9 +109,15 @@ class ExpertMath:
         work.results_TKH[token, choice] = y.to(work.results_TKH.dtype)
 
     def _linear(self, module: Any, x: torch.Tensor, row: int, name: str) -> torch.Tensor:
-        weight = self._views[name][row]
+        weight = self._matrix(row, name, x.dtype)
         bias = self._views[f"{name}_bias"][row] if module.has_bias else None
         if not module.is_transposed:
             return functional.linear(x, weight, bias)
-        y = x @ weight
+        y = x @ weight.mT
         return y if bias is None else y + bias
+
+    def _matrix(self, row: int, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """[n, k], dequantised where the format has to: one matrix at a time."""
+        parts = self._suffixes[name].items()
+        stored = {suffix: self._views[part][row] for suffix, part in parts}
+        return self._format.dequantise(stored, dtype)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from residency.runtime import formats
 from residency.runtime.experts import Call
 from residency.runtime.fused_chunk import ChunkWork, ShortChunks
 from residency.runtime.kernels.activations import SILU, Activation
@@ -26,6 +27,8 @@ def kernel_shape(layout: RowLayout, module: Any) -> ExpertShape | None:
 
 def _expert_shape(layout: RowLayout) -> ExpertShape | None:
     if [part.name for part in layout.parts] != ["gate_up_proj", "down_proj"]:
+        return None
+    if layout.format != formats.Plain(layout.parts[0].dtype):
         return None
     (two_width, hidden), (out, width) = (part.shape for part in layout.parts)
     if (out, two_width) != (hidden, 2 * width):

@@ -23,7 +23,8 @@ def empty_rows(num_rows: int, row_bytes: int) -> torch.Tensor:
     num_bytes = num_rows * row_bytes
     if num_bytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(num_rows, row_bytes, dtype=torch.uint8)
-    region = mmap.mmap(-1, num_bytes + HUGE_PAGE)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory has a setting of its own
+    region = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=flags)
     with suppress(OSError):  # a kernel built without them
         region.madvise(mmap.MADV_HUGEPAGE)
     skipped = -torch.frombuffer(region, dtype=torch.uint8).data_ptr() % HUGE_PAGE

@@ -49,6 +49,7 @@ class Loaded:
         self.tokenizer = weights.tokenizer()
         with self._timed("model"):
             self.model: PreTrainedModel = weights.model(device)
+        self.notes += weights.notes()
         with self._timed("banks"):
             self.banks = weights.banks(device, progress)
         with self._timed("pin"):

@@ -11,6 +11,7 @@ import torch
 from residency.policies.base import Conflict
 from residency.policies.errors import CapacityError
 from residency.policies.step import IdSpace
+from residency.runtime.architecture import Architecture
 
 GIB = 1 << 30
 
@@ -31,6 +32,7 @@ class MemoryPlan:
     row_bytes: int
     bank_bytes: int
     weight_bytes: int  # all that is not experts
+    dequantised_bytes: int  # of weight_bytes: stored quantised, held in the model's dtype
     kv_bytes: int
     workspace_bytes: int  # activations of the longest chunk
     batch: int = 1
@@ -72,7 +74,7 @@ class MemoryPlan:
         lower = f"{self._terms()}; lower cache.slots, prefill.ring or model.context"
         lower += ", or decode fewer sequences at once" if self.batch > 1 else ""
         smaller = f"{lower}, or choose a smaller model"
-        _require("host", host, _free_host_bytes(), smaller)
+        _require("host", host, free_host_bytes(), smaller)
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
             _require("device", on_device, free, lower)
@@ -82,11 +84,46 @@ class MemoryPlan:
             "banks": self.bank_bytes,
             f"{self.num_slots} slots": self.pool_bytes,
             "staging": self.staging_bytes,
-            "other weights": self.weight_bytes,
+            "other weights": self.weight_bytes - self.dequantised_bytes,
+            "dequantised weights": self.dequantised_bytes,
             "KV cache" if self.batch == 1 else f"KV cache of {self.batch}": self.kv_bytes,
             "workspace": self.workspace_bytes,
         }
-        return " + ".join(f"{name} {size / GIB:.2f} GiB" for name, size in terms.items())
+        return " + ".join(f"{name} {size / GIB:.2f} GiB" for name, size in terms.items() if size)
+
+
+def memory_plan(
+    architecture: Architecture,
+    *,
+    num_slots: int,
+    groups: int,
+    ring: int,
+    chunk_tokens: int,
+    context: int,
+    dequantised_bytes: int,
+    batch: int = 1,
+) -> MemoryPlan:
+    """chunk_tokens: of the longest chunk of a prompt. context: most tokens of a sequence.
+    batch: most sequences that are decoded together; each has its own keys and values, and so has
+    the one that is prefilled before it joins several.
+    dequantised_bytes: of the other weights, those that the checkpoint stores quantised.
+    """
+    space, element = architecture.space, architecture.dtype.itemsize
+    row_bytes, group_size = architecture.layout.row_bytes, -(-space.num_experts // groups)
+    return MemoryPlan(
+        num_slots=num_slots,
+        group_size=group_size,
+        ring=ring,
+        # Decode reads experts that the policy declines from staging as well.
+        staging_rows=max(ring * group_size, most_experts(space, batch)),
+        row_bytes=row_bytes,
+        bank_bytes=space.num_ids * row_bytes,
+        weight_bytes=architecture.num_other_parameters * element,
+        dequantised_bytes=dequantised_bytes,
+        kv_bytes=architecture.cache_bytes(context) * (1 if batch == 1 else batch + 1),
+        workspace_bytes=architecture.workspace_elements(min(chunk_tokens, context)) * element,
+        batch=batch,
+    )
 
 
 def most_experts(space: IdSpace, batch: int) -> int:
@@ -119,7 +156,7 @@ def _require(where: str, needed: int, free: int, how: str) -> None:
         )
 
 
-def _free_host_bytes() -> int:
+def free_host_bytes() -> int:
     """What the kernel says can be taken without swapping, or physical memory where it is silent."""
     try:
         with open("/proc/meminfo") as lines:

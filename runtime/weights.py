@@ -14,12 +14,9 @@ from residency.policies.errors import CheckpointError
 from residency.runtime.architecture import Architecture
 from residency.runtime.banks import Banks
 from residency.runtime.checkpoint import Checkpoint
-from residency.runtime.loading import (
-    Progress,
-    load_banks,
-    load_model,
-    without_experts,
-)
+from residency.runtime.dense_weights import DenseWeights, without_experts
+from residency.runtime.expert_sources import ExpertSources
+from residency.runtime.loading import Progress, load_banks
 
 BLOCK_ELEMENTS = 1 << 24
 SHIFT = 37 * 4096  # bytes from the place of one row's numbers to the next row's
@@ -31,6 +28,13 @@ class Weights(Protocol):
     """Supplies a model without experts, the experts in banks, and a tokenizer if there is one."""
 
     made_up: ClassVar[bool]  # whether no training stands behind them
+
+    @property
+    def dequantised_bytes(self) -> int:
+        """Of the model's other weights, those that are stored quantised: bytes on the device."""
+
+    def notes(self) -> list[str]:
+        """Lines for a report, once the model is loaded."""
 
     def tokenizer(self) -> Any: ...
 
@@ -45,9 +49,22 @@ class CheckpointWeights:
     made_up: ClassVar[bool] = False
 
     def __init__(self, architecture: Architecture, folder: Path) -> None:
-        """Raises CheckpointError for a folder whose files are damaged or missing."""
+        """Reads headers alone. Raises CheckpointError for a folder whose files are damaged or
+        missing, or whose tensors are not those of the config.
+        """
         self.architecture = architecture
         self.checkpoint = Checkpoint(folder)
+        self._experts = ExpertSources(architecture, self.checkpoint)
+        self._dense = DenseWeights(architecture, self.checkpoint, self._experts)
+
+    @property
+    def dequantised_bytes(self) -> int:
+        return self._dense.dequantised_bytes
+
+    def notes(self) -> list[str]:
+        if not (unneeded := self._dense.unneeded):
+            return []
+        return [f"checkpoint: {len(unneeded)} tensors are not the model's, e.g. {unneeded[0]}"]
 
     def tokenizer(self) -> Any:
         """The folder's tokenizer, or None where there is none and prompts must be token ids."""
@@ -61,10 +78,10 @@ class CheckpointWeights:
             raise CheckpointError(f"{folder}: the tokenizer cannot be read: {reason}") from error
 
     def model(self, device: torch.device) -> PreTrainedModel:
-        return load_model(self.architecture, self.checkpoint, device)
+        return self._dense.load(device)
 
     def banks(self, device: torch.device, progress: Progress | None) -> Banks:
-        return load_banks(self.architecture, self.checkpoint, progress)
+        return load_banks(self.architecture, self._experts, progress)
 
 
 class MadeUpWeights:
@@ -78,6 +95,13 @@ class MadeUpWeights:
     def __init__(self, architecture: Architecture, seed: int) -> None:
         self.architecture = architecture
         self.seed = seed
+
+    @property
+    def dequantised_bytes(self) -> int:
+        return 0
+
+    def notes(self) -> list[str]:
+        return []
 
     def tokenizer(self) -> None:
         return None

@@ -20,6 +20,7 @@ SURFACE = {
         "--routes",
     },
     "bench": {"overrides", "--cfg", "--out", "--force", "--json"},
+    "inspect": {"model", "--json"},
     "validate": {"overrides", "--matrix", "--json"},
     "policies": {"name", "--json"},
 }
@@ -49,6 +50,7 @@ def test_the_surface_is_frozen():
         ((), ("run", "validate", "policies", "Mixture-of-Experts")),
         (("run",), ("prompt", "--cfg", "--out", "--force", "--json", "cache=lru")),
         (("bench",), ("prompts of several lengths", "--out", "chart.png", "model.routing=even")),
+        (("inspect",), ("headers alone", "MODEL", "--json", "GPU")),
         (("validate",), ("Exit status 2", "--matrix", "decode=gpu", "device=cpu")),
         (("policies",), ("lrfu", "parameters", "refuses")),
     ],

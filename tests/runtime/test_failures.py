@@ -94,8 +94,7 @@ def dropped(folder, part):
 
 
 def missing_expert(folder):
-    dropped(folder, ".experts.3.")
-    return folder, "lacks", "expert 3"
+    return folder, "lacks", "expert 3", dropped(folder, ".experts.3.")
 
 
 def missing_norm(folder):
@@ -173,12 +172,12 @@ def no_experts(folder):
 
 def more_experts_than_tensors(folder):
     edit_config(folder, num_local_experts=9)
-    return folder, "has shape"
+    return folder, "lacks", "experts.8.gate_proj.weight"
 
 
 def fewer_experts_than_tensors(folder):
     edit_config(folder, num_local_experts=7)
-    return folder, "has shape", "the config makes it"
+    return folder, "experts.7.", "above the config's 7"
 
 
 def broken_tokenizer(folder):
@@ -240,7 +239,7 @@ def test_a_prompt_file_that_is_no_text(tmp_path):
 
 
 def test_memory_that_does_not_suffice(monkeypatch):
-    monkeypatch.setattr("residency.runtime.memory._free_host_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("residency.runtime.memory.free_host_bytes", lambda: 1 << 20)
     result = residency("run", *DEMO)
     assert_refused(result, "host memory", "0.00 GiB free", "banks", "cache.slots")
 

@@ -15,6 +15,7 @@ from residency.runtime.admission import copy_list
 from residency.runtime.banks import Banks
 from residency.runtime.counters import Counters
 from residency.runtime.experts import Call, ExpertMath
+from residency.runtime.formats import Plain
 from residency.runtime.fused import FusedMaths, kernel_shape
 from residency.runtime.fused_decode import FusedDecode
 from residency.runtime.layout import RowLayout
@@ -38,7 +39,7 @@ def module(tmp_path_factory):
 def banks():
     torch.manual_seed(1)
     shapes = {"gate_up_proj": (2 * WIDTH, HIDDEN), "down_proj": (HIDDEN, WIDTH)}
-    banks = Banks(SPACE, RowLayout.of(shapes, torch.float32))
+    banks = Banks(SPACE, RowLayout.of(shapes, Plain(torch.float32), torch.float32))
     for layer in range(SPACE.num_layers):
         for view in banks.weights(layer).values():
             view.normal_(0, 0.3)

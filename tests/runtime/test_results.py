@@ -24,7 +24,8 @@ COUNTER = {"layer"} | COUNTS
 PHASE = COUNTS | {"seconds", "link_seconds", "link_share", "hit_rate"}
 MEMORY = {
     *("num_slots", "group_size", "ring", "staging_rows", "row_bytes", "bank_bytes"),
-    *("weight_bytes", "kv_bytes", "workspace_bytes", "device_bytes", "batch"),
+    *("weight_bytes", "dequantised_bytes", "kv_bytes", "workspace_bytes", "device_bytes"),
+    "batch",
 }
 SOURCES = {"stream", "fetch", "d2d", "activations"}
 ENVIRONMENT = {
