@@ -23,6 +23,7 @@ from transformers.core_model_loading import (
 
 from residency.policies.errors import CheckpointError, ConfigError
 from residency.policies.step import IdSpace
+from residency.runtime.host_tables import TableShape, tables_of
 from residency.runtime.layout import RowLayout
 
 DTYPES = {
@@ -39,6 +40,7 @@ class Architecture:
 
     source: where the config is from, for messages.
     expert_modules: the experts modules' names, in the order of the MoE layers.
+    table_rows: rows that a host table is cut to where weights are made up; 0 keeps all.
     """
 
     source: str
@@ -46,6 +48,7 @@ class Architecture:
     skeleton: PreTrainedModel
     expert_modules: tuple[str, ...]
     dtype: torch.dtype
+    table_rows: int = 0
 
     @classmethod
     def of(cls, folder: Path, dtype: str) -> Architecture:
@@ -53,7 +56,7 @@ class Architecture:
         return cls.from_config(_load_config(folder), dtype, str(folder / "config.json"))
 
     @classmethod
-    def from_config(cls, config: Any, dtype: str, source: str) -> Architecture:
+    def from_config(cls, config: Any, dtype: str, source: str, table_rows: int = 0) -> Architecture:
         """Of a config object. Raises CheckpointError for one without experts."""
         skeleton = _skeleton(source, config)
         names = tuple(n for n, m in skeleton.named_modules() if hasattr(m, "is_transposed"))
@@ -63,7 +66,7 @@ class Architecture:
                 "can hand over; only Mixture-of-Experts models can be run"
             )
         chosen = _dtype(dtype, config)
-        return cls(source, config, skeleton, names, chosen)
+        return cls(source, config, skeleton, names, chosen, table_rows)
 
     def experts(self, layer: int) -> Any:
         return self.skeleton.get_submodule(self.expert_modules[layer])
@@ -99,9 +102,21 @@ class Architecture:
         return limit
 
     @cached_property
+    def tables(self) -> tuple[TableShape, ...]:
+        """Embeddings that stay on the host and are read by row."""
+        return tables_of(self.skeleton, self.expert_modules, self.table_rows)
+
+    @property
+    def table_reads(self) -> list[tuple[int, int]]:
+        """MoE layers beside a host table, and the bytes that a token reads of it."""
+        size = self.dtype.itemsize
+        return [(table.layer, table.elements_per_token * size) for table in self.tables]
+
+    @cached_property
     def other_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all parameters that are not experts', by name."""
+        """Shapes of all parameters that are neither experts' nor host tables, by name."""
         own = {f"{name}.{part}" for name in self.expert_modules for part in self.expert_shapes}
+        own |= {f"{table.name}.weight" for table in self.tables}
         return {n: tuple(p.shape) for n, p in self.skeleton.named_parameters() if n not in own}
 
     @property
@@ -109,13 +124,34 @@ class Architecture:
         return sum(math.prod(shape) for shape in self.other_shapes.values())
 
     def kv_elements(self, num_tokens: int) -> int:
-        """Elements of the keys and values of `num_tokens` in all attention layers."""
+        """Elements of all that a sequence of `num_tokens` keeps: keys and values, an indexer's
+        keys, and the states of linear attention, whatever the length.
+        """
         config = self.config.get_text_config()
+        kinds = getattr(config, "layer_types", None) or ["attention"] * config.num_hidden_layers
+        linear = kinds.count("linear_attention")
+        attention = len(kinds) - linear
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
-        return int(2 * config.num_hidden_layers * heads * width * num_tokens)
+        per_token = attention * 2 * heads * width
+        if ratio := getattr(config, "indexer_compress_ratio", None):
+            # A token's key and its part of a block's; the angles, which layers share.
+            per_token += attention * (
+                config.indexer_head_dim + -(-config.indexer_head_dim // ratio)
+            )
+            per_token += 2 * int(width * config.rope_parameters.get("partial_rotary_factor", 1.0))
+        kept = int(per_token * num_tokens)
+        return kept + linear * self._state_elements(config) if linear else kept
+
+    def _state_elements(self, config: Any) -> int:
+        """Of one layer of linear attention: an fp32 matrix a head, and a convolution's inputs."""
+        keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+        key_dim, value_dim = config.linear_key_head_dim, config.linear_value_head_dim
+        state = values * key_dim * value_dim * torch.float32.itemsize // self.dtype.itemsize
+        width = 2 * keys * key_dim + values * value_dim
+        return int(state + width * config.linear_conv_kernel_dim)
 
     def workspace_elements(self, num_tokens: int) -> int:
         """Elements of a chunk's largest activations: each token's top-k results and residuals,

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -62,6 +63,8 @@ class Engine:
         self.routing = routing
         self.made_up = weights.made_up
         plan = plan_memory(architecture, policies, self.context)
+        if not weights.made_up:
+            plan = plan.with_checkpoint_tables(device)
         plan.check(device)
         self._loaded = Loaded(
             architecture,
@@ -70,6 +73,7 @@ class Engine:
             kernels=kernels,
             allow_pageable=allow_pageable,
             progress=progress,
+            mapped_tables=plan.mapped_tables,
         )
         self.model, self.banks = self._loaded.model, self._loaded.banks
         self.tokenizer, self.load_s = self._loaded.tokenizer, self._loaded.load_s
@@ -85,8 +89,15 @@ class Engine:
         self._sequence = None
         self.policies = policies
         self.runtime = OffloadRuntime(
-            self.banks, policies, plan, self.device, self.routing, shape=self._loaded.shape
+            self.banks,
+            policies,
+            plan,
+            self.device,
+            self.routing,
+            shape=self._loaded.shape,
+            table_reads=self.architecture.table_reads,
         )
+        self.runtime.capturable &= self._loaded.capturable
         attach(self.model, self.architecture.expert_modules, self.runtime)
 
     def _uninstall(self) -> None:
@@ -107,6 +118,7 @@ class Engine:
         """
         old, old_plan = self.policies, self.runtime.plan
         plan = plan_memory(self.architecture, policies, self.context)
+        plan = replace(plan, mapped_tables=old_plan.mapped_tables)
         self._uninstall()
         try:
             plan.check(self.device, loaded=True)
@@ -255,4 +267,5 @@ def plan_memory(architecture: Architecture, policies: Policies, context: int) ->
         weight_bytes=architecture.num_other_parameters * element,
         kv_bytes=architecture.kv_elements(context) * element,
         workspace_bytes=architecture.workspace_elements(chunk_tokens) * element,
+        table_bytes=sum(table.num_elements for table in architecture.tables) * element,
     )

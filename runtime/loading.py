@@ -20,6 +20,7 @@ from residency.policies.errors import CheckpointError
 from residency.runtime.architecture import Architecture
 from residency.runtime.banks import Banks
 from residency.runtime.checkpoint import Checkpoint, Entry, opened
+from residency.runtime.host_tables import without_tables
 
 Progress = Callable[[str, int, int], None]  # what, bytes done, bytes in all
 
@@ -70,7 +71,7 @@ def load_banks(
 def load_model(
     architecture: Architecture, checkpoint: Checkpoint, device: torch.device
 ) -> PreTrainedModel:
-    """Everything but the experts, on `device`, in eval mode.
+    """Everything but experts and host tables, on `device`, in eval mode.
 
     Raises CheckpointError for a tensor that is misshapen or missing.
     """
@@ -78,7 +79,8 @@ def load_model(
         name, _, count = architecture.locate(entry.key)
         if count == 1 and (shape := architecture.other_shapes.get(name)) is not None:
             _require_shape(entry, shape)
-    with _quiet(), without_experts(architecture.expert_classes):
+    bare = without_experts(architecture.expert_classes)
+    with _quiet(), bare, without_tables(architecture.tables):
         model, info = AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
             config=architecture.config,

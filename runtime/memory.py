@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -31,6 +31,8 @@ class MemoryPlan:
     weight_bytes: int  # all that is not experts
     kv_bytes: int
     workspace_bytes: int  # activations of the longest chunk
+    table_bytes: int = 0  # host tables
+    mapped_tables: bool = False  # in the checkpoint's files, so that they take no memory
 
     @property
     def num_rows(self) -> int:
@@ -54,6 +56,15 @@ class MemoryPlan:
             + self.workspace_bytes
         )
 
+    @property
+    def _read_table_bytes(self) -> int:
+        return 0 if self.mapped_tables else self.table_bytes
+
+    def with_checkpoint_tables(self, device: torch.device) -> MemoryPlan:
+        """Tables of a checkpoint stay in its files on the CPU, and where no memory is left."""
+        fits = self.bank_bytes + self.table_bytes <= _free_host_bytes()
+        return replace(self, mapped_tables=device.type != "cuda" or not fits)
+
     def as_dict(self) -> dict[str, int]:
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return own | {"device_bytes": self.device_bytes}
@@ -64,7 +75,7 @@ class MemoryPlan:
         loaded: banks and other weights are there already, only the rest must still fit.
         """
         on_device = self.device_bytes - (self.weight_bytes if loaded else 0)
-        host = 0 if loaded else self.bank_bytes
+        host = 0 if loaded else self.bank_bytes + self._read_table_bytes
         host += on_device if device.type == "cpu" else 0
         lower = f"{self._terms()}; lower cache.slots, prefill.ring or model.context"
         smaller = f"{lower}, or choose a smaller model"
@@ -76,6 +87,7 @@ class MemoryPlan:
     def _terms(self) -> str:
         terms = {
             "banks": self.bank_bytes,
+            **({"host tables": self._read_table_bytes} if self.table_bytes else {}),
             f"{self.num_slots} slots": self.pool_bytes,
             "staging": self.staging_bytes,
             "other weights": self.weight_bytes,

@@ -152,9 +152,7 @@ def _step_kernel(
     gates = gates_ptr + batch * gates_stride
     b = tl.load(gates + NUM_VALUES * V + head)
     a = tl.load(gates + NUM_VALUES * V + NUM_VALUES + head)
-    log_decay, beta = head_rates(
-        b, a, tl.load(log_decay_ptr + head), tl.load(bias_ptr + head)
-    )
+    log_decay, beta = head_rates(b, a, tl.load(log_decay_ptr + head), tl.load(bias_ptr + head))
     state = state * tl.exp(log_decay)
     known = tl.sum(state * k, axis=0, keep_dims=True)
     state += k * ((v - known) * beta)

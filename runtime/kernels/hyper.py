@@ -238,4 +238,3 @@ def launch_mix(streams: Streams, mixer: Mixer) -> Mixed:
             up_RC, normed_RC, x_RH, STREAMS=count, HIDDEN=hidden, BLOCK=1024, num_warps=4
         )
     return Mixed(x_RH, out_RC, y_RW[:, rank:] if width > rank else None)
-

@@ -148,14 +148,14 @@ def _prepare_kernel(
     cos_ptr: tl.tensor, sin_ptr: tl.tensor, keys_ptr: tl.tensor, values_ptr: tl.tensor,
     index_keys_ptr: tl.tensor, position_ptr: tl.tensor, q_ptr: tl.tensor, iq_ptr: tl.tensor,
     eps: tl.tensor, num_steps: tl.tensor, max_length: tl.tensor, NUM_Q: tl.constexpr,
-    NUM_KV: tl.constexpr, D: tl.constexpr, NUM_INDEX: tl.constexpr, I: tl.constexpr,
+    NUM_KV: tl.constexpr, D: tl.constexpr, NUM_INDEX: tl.constexpr, I_DIM: tl.constexpr,
     INDEX_PAD: tl.constexpr, TURNED: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ) -> None:  # fmt: skip
     step = tl.program_id(0)
     batch = tl.program_id(2).to(tl.int64)
     token = batch * num_steps + step
     at = tl.load(position_ptr).to(tl.int32) + step
-    kept_end = tl.where(at < max_length, D + I, 0)  # no element is kept past the cache's end
+    kept_end = tl.where(at < max_length, D + I_DIM, 0)  # no element is kept past the cache's end
     turned_end = tl.where(at < max_length, TURNED, 0)
     base = row_ptr + token * WIDTH
     HALF: tl.constexpr = TURNED // 2
@@ -184,9 +184,9 @@ def _prepare_kernel(
         tl.store(values_ptr + value_row + d, x, mask=is_v & (d < kept_end))
     elif index_keys_ptr is not None:
         head = tl.arange(0, INDEX_PAD)[:, None]
-        d = tl.arange(0, I)[None, :]
+        d = tl.arange(0, I_DIM)[None, :]
         partner_d = tl.where(d < HALF, d + HALF, tl.where(d < TURNED, d - HALF, d))
-        row = base + (2 * NUM_Q + 2 * NUM_KV) * D + head * I
+        row = base + (2 * NUM_Q + 2 * NUM_KV) * D + head * I_DIM
         is_q = head < NUM_INDEX
         x = tl.load(row + d, mask=head <= NUM_INDEX, other=0.0)
         partner = tl.load(row + partner_d, mask=is_q, other=0.0)
@@ -195,9 +195,9 @@ def _prepare_kernel(
         sin = tl.load(sin_ptr + angle, mask=d < turned_end, other=0.0)
         weight = tl.load(iq_weight_ptr + d)
         partner_weight = tl.load(iq_weight_ptr + partner_d)
-        turned = _norm_and_turn(x, partner, weight, partner_weight, cos, sin, d, eps, I, TURNED)
-        tl.store(iq_ptr + (token * NUM_INDEX + head) * I + d, turned, mask=is_q)
-        key_row = (batch * max_length + at + head - NUM_INDEX) * I
+        turned = _norm_and_turn(x, partner, weight, partner_weight, cos, sin, d, eps, I_DIM, TURNED)
+        tl.store(iq_ptr + (token * NUM_INDEX + head) * I_DIM + d, turned, mask=is_q)
+        key_row = (batch * max_length + at + head - NUM_INDEX) * I_DIM
         tl.store(index_keys_ptr + key_row + d, x, mask=(head == NUM_INDEX) & (d < kept_end))
 
 
@@ -205,22 +205,22 @@ def _prepare_kernel(
 def _blocks_kernel(
     index_keys_ptr: tl.tensor, weight_ptr: tl.tensor, cos_ptr: tl.tensor, sin_ptr: tl.tensor,
     blocks_ptr: tl.tensor, position_ptr: tl.tensor, eps: tl.tensor, num_steps: tl.tensor,
-    max_length: tl.tensor, num_blocks: tl.tensor, I: tl.constexpr, TURNED: tl.constexpr,
+    max_length: tl.tensor, num_blocks: tl.tensor, I_DIM: tl.constexpr, TURNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     batch = tl.program_id(1).to(tl.int64)
     begin = tl.load(position_ptr).to(tl.int32)
     block = begin // BLOCK + tl.program_id(0)
     inside = tl.where(block * BLOCK < begin + num_steps, block, num_blocks) < num_blocks
-    d = tl.arange(0, I)[None, :]
+    d = tl.arange(0, I_DIM)[None, :]
     HALF: tl.constexpr = TURNED // 2
     partner_d = tl.where(d < HALF, d + HALF, tl.where(d < TURNED, d - HALF, d))
-    there = d < tl.where(inside, I, 0)
+    there = d < tl.where(inside, I_DIM, 0)
     turned_end = tl.where(inside, TURNED, 0)
-    total = tl.zeros((1, I), tl.float32)
-    partner = tl.zeros((1, I), tl.float32)
+    total = tl.zeros((1, I_DIM), tl.float32)
+    partner = tl.zeros((1, I_DIM), tl.float32)
     for member in tl.static_range(BLOCK):
-        row = index_keys_ptr + (batch * max_length + block * BLOCK + member) * I
+        row = index_keys_ptr + (batch * max_length + block * BLOCK + member) * I_DIM
         total += tl.load(row + d, mask=there, other=0.0).to(tl.float32)
         partner += tl.load(row + partner_d, mask=there, other=0.0).to(tl.float32)
     dtype = blocks_ptr.dtype.element_ty
@@ -229,9 +229,9 @@ def _blocks_kernel(
     sin = tl.load(sin_ptr + angle, mask=d < turned_end, other=0.0)
     turned = _norm_and_turn(
         (total / BLOCK).to(dtype), (partner / BLOCK).to(dtype), tl.load(weight_ptr + d),
-        tl.load(weight_ptr + partner_d), cos, sin, d, eps, I, TURNED,
+        tl.load(weight_ptr + partner_d), cos, sin, d, eps, I_DIM, TURNED,
     )  # fmt: skip
-    tl.store(blocks_ptr + (batch * num_blocks + block) * I + d, turned, mask=there)
+    tl.store(blocks_ptr + (batch * num_blocks + block) * I_DIM + d, turned, mask=there)
 
 
 _HEADS_PER_PROGRAM = 4
@@ -253,14 +253,14 @@ def launch_prepare(
         row_BSW, heads.q_D, heads.k_D, heads.index_q_I, *angles, cache.keys, cache.values,
         cache.index_keys, position, q, index_q, heads.eps, steps, max_length,
         NUM_Q=heads.num_queries, NUM_KV=heads.num_keys, D=heads.dim, NUM_INDEX=heads.num_index,
-        I=heads.index_dim, INDEX_PAD=triton.next_power_of_2(heads.num_index + 1), TURNED=turned,
+        I_DIM=heads.index_dim, INDEX_PAD=triton.next_power_of_2(heads.num_index + 1), TURNED=turned,
         BLOCK=_HEADS_PER_PROGRAM, WIDTH=width, num_warps=4,
     )  # fmt: skip
     if cache.index_keys is not None and cache.blocks is not None:
         touched = (steps - 1) // heads.block + 2
         _blocks_kernel[(touched, batch)](
             cache.index_keys, heads.index_k_I, *angles, cache.blocks, position, heads.eps, steps,
-            max_length, cache.blocks.shape[1], I=heads.index_dim, TURNED=turned, BLOCK=heads.block,
+            max_length, cache.blocks.shape[1], I_DIM=heads.index_dim, TURNED=turned, BLOCK=heads.block,
             num_warps=1,
         )  # fmt: skip
     return Queries(q, index_q)

@@ -37,19 +37,19 @@ def score_blocks(
 @triton.jit
 def _score_kernel(
     q_ptr: tl.tensor, blocks_ptr: tl.tensor, position_ptr: tl.tensor, scores_ptr: tl.tensor,
-    num_blocks: tl.tensor, root: tl.tensor, HEADS: tl.constexpr, I: tl.constexpr,
+    num_blocks: tl.tensor, root: tl.tensor, HEADS: tl.constexpr, I_DIM: tl.constexpr,
     BLOCK: tl.constexpr, PER_PROGRAM: tl.constexpr,
 ) -> None:  # fmt: skip
     batch = tl.program_id(1).to(tl.int64)
     block = tl.program_id(0) * PER_PROGRAM + tl.arange(0, PER_PROGRAM)
     complete = (tl.load(position_ptr).to(tl.int32) + 1) // BLOCK
     there = (block < num_blocks) & (block < complete)
-    i = tl.arange(0, I)[None, :]
-    row = blocks_ptr + (batch * num_blocks + block[:, None]) * I
+    i = tl.arange(0, I_DIM)[None, :]
+    row = blocks_ptr + (batch * num_blocks + block[:, None]) * I_DIM
     keys = tl.load(row + i, mask=there[:, None], other=0.0).to(tl.float32)
     total = tl.zeros((PER_PROGRAM,), tl.float32)
     for head in tl.static_range(HEADS):
-        q = tl.load(q_ptr + (batch * HEADS + head) * I + i).to(tl.float32)
+        q = tl.load(q_ptr + (batch * HEADS + head) * I_DIM + i).to(tl.float32)
         total += tl.maximum(tl.sum(keys * q, axis=1), 0.0)
     total = tl.where(there, total / root, float("-inf"))
     tl.store(scores_ptr + batch * num_blocks + block, total, mask=block < num_blocks)
@@ -67,12 +67,14 @@ def launch_score_blocks(
     scores = torch.empty(batch, 1, num_blocks, dtype=torch.float32, device=blocks_BPI.device)
     _score_kernel[(triton.cdiv(num_blocks, _BLOCKS_PER_PROGRAM), batch)](
         index_q_BSMI, blocks_BPI, position, scores, num_blocks, math.sqrt(dim), HEADS=heads,
-        I=dim, BLOCK=block, PER_PROGRAM=_BLOCKS_PER_PROGRAM, num_warps=4,
+        I_DIM=dim, BLOCK=block, PER_PROGRAM=_BLOCKS_PER_PROGRAM, num_warps=4,
     )  # fmt: skip
     return scores
 
 
-def select_few(index_q_BSMI: Tensor, blocks_BPI: Tensor, position: Tensor, block: int, k: int) -> Tensor:
+def select_few(
+    index_q_BSMI: Tensor, blocks_BPI: Tensor, position: Tensor, block: int, k: int
+) -> Tensor:
     """int64 [B, k], one token's blocks by falling score: those that are not complete come last."""
     scores = launch_score_blocks(index_q_BSMI, blocks_BPI, position, block)
     return scores[:, 0].topk(k, dim=-1).indices

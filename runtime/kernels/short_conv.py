@@ -18,9 +18,7 @@ _BLOCK_C = 256
 _BLOCK_S = 8
 
 
-def short_conv(
-    x_BSC: Tensor, state_BCL: Tensor, weight_CK: Tensor, dilation: int = 1
-) -> Tensor:
+def short_conv(x_BSC: Tensor, state_BCL: Tensor, weight_CK: Tensor, dilation: int = 1) -> Tensor:
     """silu(convolution), [B, S, C]; the state moves on by S tokens. One rounding before silu."""
     steps, length = x_BSC.shape[1], state_BCL.shape[2]
     taps = weight_CK.shape[1]
@@ -64,9 +62,7 @@ def _conv_kernel(
     tl.store(out_ptr + at, rounded / (1.0 + tl.exp(-rounded)), mask=there & (t < num_steps))
     if KEEP:
         tl.debug_barrier()  # all taps have read the state before it moves on
-        _move_on(
-            x_base, state_base, channel, num_steps, num_channels, x_stride, LENGTH, LENGTH_PAD
-        )
+        _move_on(x_base, state_base, channel, num_steps, num_channels, x_stride, LENGTH, LENGTH_PAD)
 
 
 @triton.jit
@@ -82,9 +78,7 @@ def _move_on(
     new = tl.load(
         x_base + source.to(tl.int64) * x_stride + c, mask=there & (source >= 0), other=0.0
     )
-    old = tl.load(
-        state_base + c * LENGTH + place + num_steps, mask=there & (source < 0), other=0.0
-    )
+    old = tl.load(state_base + c * LENGTH + place + num_steps, mask=there & (source < 0), other=0.0)
     tl.debug_barrier()  # other threads write the places that this one has read
     kept = (new.to(tl.float32) + old.to(tl.float32)).to(new.dtype)
     tl.store(state_base + c * LENGTH + place, kept, mask=there)

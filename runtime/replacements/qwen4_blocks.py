@@ -65,9 +65,7 @@ class LinearAttention:
         heads, (batch, steps, _) = self._heads, x_BSH.shape
         row_BSW = linear(x_BSH, self._in_WH)
         raw, gates = row_BSW[..., : heads.width], row_BSW[..., heads.width :]
-        conv = cache.conv(
-            self._layer, CONV, (batch, heads.width, self._taps_CK.shape[1]), x_BSH
-        )
+        conv = cache.conv(self._layer, CONV, (batch, heads.width, self._taps_CK.shape[1]), x_BSH)
         mixed = launch_short_conv(raw, conv, self._taps_CK)
         shape = (batch, heads.num_values, heads.key_dim, heads.value_dim)
         state = cache.recurrent(self._layer, shape, x_BSH.device)
@@ -138,9 +136,7 @@ class IndexedAttention:
                 self._budget,
             )
             parts.append(
-                launch_attend_chunk(
-                    q_BSND[:, some], both, begin + first, self._heads.block, mask
-                )
+                launch_attend_chunk(q_BSND[:, some], both, begin + first, self._heads.block, mask)
             )
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 

@@ -142,14 +142,10 @@ class FusedLayer:
         mlp, shared = layer.mlp, layer.mlp.shared_expert
         self._experts: Any = mlp.experts
         self._gate: Any = mlp.gate
-        self._row_WH = join(
-            [mlp.gate, shared.gate_proj, shared.up_proj, mlp.shared_expert_gate]
-        )
+        self._row_WH = join([mlp.gate, shared.gate_proj, shared.up_proj, mlp.shared_expert_gate])
         self._down_HF: Tensor = shared.down_proj.weight.data
 
-    def __call__(
-        self, streams: Streams, ids_BS: Tensor, cache: Cache, begin: int
-    ) -> Streams:
+    def __call__(self, streams: Streams, ids_BS: Tensor, cache: Cache, begin: int) -> Streams:
         if self._lexical is not None:
             rows_RC = settle(streams, self._attention_mixer.num_streams)
             streams = Streams(self._lexical(rows_RC, ids_BS, cache))

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from qwen4 import END, SIZES
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StaticCache
 from transformers.models.qwen4_exp.configuration_qwen4_exp import Qwen4ExpTextConfig
+from transformers.models.qwen4_exp.modeling_qwen4_exp import Qwen4ExpTextNGramEmbedding
 
 # Triton reads this when it is imported, so whoever imports it first must have set it.
 if not torch.cuda.is_available() and "triton" not in sys.modules:
@@ -27,7 +29,6 @@ from residency.runtime.replacements.qwen4_exp import reason_against
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = 2e-5
 CAPACITY = 64
-END = 7  # of text, drawn often
 
 
 @pytest.fixture(autouse=True)
@@ -41,43 +42,7 @@ def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _config(**changes: Any) -> Qwen4ExpTextConfig:
-    values: dict[str, Any] = {
-        "vocab_size": 61,
-        "hidden_size": 40,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 24,
-        "num_experts": 9,
-        "num_experts_per_tok": 3,
-        "hc_count": 4,
-        "hc_lowrank": 12,
-        "ple_layer_ids": [2],
-        "ple_embed_dim": 32,
-        "heads_per_ngram": 2,
-        "ngram_vocab_size_base": 50,
-        "indexer_n_heads": 8,  # so that no score is zero, where order among equals would count
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 16,
-        "indexer_budget": 12,
-        "indexer_compress_ratio": 4,
-        "output_gate_type": "sigmoid",
-        "max_position_embeddings": 256,
-        "eos_token_id": END,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 1e4,
-            "partial_rotary_factor": 0.25,
-            "mrope_section": [2, 1, 1],
-        },
-    }
-    return Qwen4ExpTextConfig(**{**values, **changes})
+    return Qwen4ExpTextConfig(**{**SIZES, **changes})
 
 
 def _model(**changes: Any) -> PreTrainedModel:
@@ -138,11 +103,11 @@ def _assert_close(got: Tensor, want: Tensor, what: str) -> None:
     assert error < TOLERANCE, f"{what}: relative error {error:.2e}"
 
 
+SHORT = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "indexed_attention"]}
 CASES = [
-    (1, [34, 1, 1, 1, 1, 9, 1], {}),  # far above the budget of three blocks
-    (2, [5, 1, 13, 1], {"linear_num_value_heads": 2, "output_gate_type": "silu"}),
-    (1, [1, 1, 1, 11, 20], {"norm_topk_prob": False, "hc_count": 2}),
-    (1, [7, 1], {"ple_layer_ids": None, "num_hidden_layers": 8}),
+    (1, [18, 1, 1, 9, 1], {"ple_layer_ids": [1], **SHORT}),  # far above the budget of 3 blocks
+    (2, [5, 1, 3], {"ple_layer_ids": [1], "output_gate_type": "silu", **SHORT}),
+    (1, [1, 1, 11], {"norm_topk_prob": False, "hc_count": 2, "ple_layer_ids": None, **SHORT}),
 ]
 
 
@@ -153,9 +118,90 @@ def test_chunks_and_steps(case: tuple[int, list[int], dict[str, Any]]) -> None:
     ours, theirs = _ours(model), _theirs(model)
     for ids in _chunks(batch, lengths):
         _assert_close(ours.step(ids), theirs.step(ids), str(list(ids.shape)))
-    kept, other = ours.cache.layers[3], theirs.cache.layers[3]
+    kept, other = ours.cache.layers[1], theirs.cache.layers[1]
     assert int(kept.cumulative_length) == ours.position == sum(lengths)
     _assert_close(kept.keys[:, :, : ours.position], other.keys, "keys")
     _assert_close(kept.indexer_keys[:, : ours.position], other.indexer_keys, "indexer's keys")
     state = ours.cache.layers[0].recurrent_states[0]
     _assert_close(state, theirs.cache.layers[0].recurrent_states[0], "recurrent state")
+
+
+def test_below_the_budget_nothing_is_indexed() -> None:
+    model = _model(ple_layer_ids=None, **SHORT)
+    ours, theirs = _ours(model, 12), _theirs(model)
+    for ids in _chunks(1, [7, 1, 4]):
+        _assert_close(ours.step(ids), theirs.step(ids), str(list(ids.shape)))
+    assert ours.cache.layers[1].indexer_keys is None
+
+
+def test_a_restarted_cache_is_a_new_one() -> None:
+    ours = _ours(_model(ple_layer_ids=[1], **SHORT))
+    first, second = (list(_chunks(1, [9, 1])) for _ in range(2))
+    want = [ours.step(ids) for ids in first]
+    ours.restart()
+    for ids, logits in zip(second, want, strict=True):
+        assert torch.equal(ours.step(ids), logits)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_hashes_of_ngrams(size: int) -> None:
+    """Bit for bit, chunk by chunk, with ends of text within reach."""
+    config = _config(ngram_size=size, ple_embed_dim=4 * (size - 1) * 2)
+    own = Qwen4ExpTextNGramEmbedding(config, config.ple_embed_dim, 0)
+    asked: list[Tensor] = []
+
+    def rows(ids: Tensor) -> Tensor:
+        asked.append(ids)
+        return torch.zeros(*ids.shape, 4)
+
+    own.ngram_embedding.forward = rows
+    (ids,) = (part.cpu() for part in _chunks(3, [40]))
+    ids[ids % 3 == 0] = END
+    own(ids, None)
+    context = torch.full((3, size - 1), END)
+    got = []
+    for part in ids.split([1, 12, 2, 25], 1):
+        seen = torch.cat([context, part], 1)
+        got.append(ngram_ids(seen, part.shape[1], own))
+        context = seen[:, 1 - size :]
+    assert torch.equal(torch.cat(got, 1), asked[0])
+
+
+def test_no_second_copy_of_the_weights() -> None:
+    ours = _ours(_model(ple_layer_ids=[1], **SHORT))
+    first, second = ours.model.model.layers
+    for parts in (
+        [getattr(first.linear_attn, f"in_proj_{n}") for n in ("qkv", "z", "b", "a")],
+        [*(getattr(second.self_attn, f"{n}_proj") for n in "qkv"),
+         second.self_attn.indexer.index_qk_proj],
+        [first.mlp.gate, first.mlp.shared_expert.gate_proj, first.mlp.shared_expert.up_proj,
+         first.mlp.shared_expert_gate],
+    ):  # fmt: skip
+        storage = parts[0].weight.untyped_storage()
+        assert storage.nbytes() == sum(part.weight.nbytes for part in parts)
+
+
+def test_masks_and_other_caches_are_refused() -> None:
+    ours = _ours(_model(ple_layer_ids=None, **SHORT))
+    ids = next(_chunks(1, [4]))
+    with pytest.raises(ValueError, match="takes token ids alone"):
+        ours.model(ids, attention_mask=torch.ones_like(ids), cache=ours.cache)
+    with pytest.raises(TypeError, match="needs a StaticCache, not one of DynamicIndexedLayer"):
+        ours.model(ids, cache=DynamicCache(config=ours.model.config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"attention_bias": True}, "biases"),
+        ({"head_dim": 24}, "head_dim=24"),
+        ({"indexer_compress_ratio": 3}, "blocks of 3 keys"),
+        ({"layer_types": ["linear_attention"] * 2, "num_hidden_layers": 2}, "no attention layer"),
+    ],
+)
+def test_what_the_kernels_do_not_cover_stays(changes: dict[str, Any], reason: str) -> None:
+    model = _model(**{"ple_layer_ids": None, **SHORT, **changes})
+    found = reason_against(model)
+    assert found is not None and reason in found
+    assert apply(model, Seam(lambda: 0), on_cpu=True) == []
+    assert "forward" not in vars(model.model)

@@ -80,9 +80,9 @@ def test_convolution(
 def test_a_convolution_goes_on_where_it_stopped(device: torch.device) -> None:
     random = Random(torch.float32, device)
     x, weight = random(1, 30, 20), random(20, 4)
-    whole = torch.nn.functional.conv1d(
-        x.mT, weight[:, None], padding=9, dilation=3, groups=20
-    )[..., :30]
+    whole = torch.nn.functional.conv1d(x.mT, weight[:, None], padding=9, dilation=3, groups=20)[
+        ..., :30
+    ]
     state = torch.zeros(1, 20, 9, device=device)
     parts = [launch_short_conv(part, state, weight, 3) for part in x.split([13, 1, 1, 15], 1)]
     assert_close(torch.cat(parts, 1), torch.nn.functional.silu(whole.mT))

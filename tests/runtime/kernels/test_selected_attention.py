@@ -49,9 +49,7 @@ def _cache(random: Random, batch: int, indexed: bool = True) -> IndexedCache:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("begin", "steps"), [(0, 1), (6, 1), (7, 1), (5, 9), (51, 13)])
-def test_heads_and_caches(
-    begin: int, steps: int, dtype: torch.dtype, device: torch.device
-) -> None:
+def test_heads_and_caches(begin: int, steps: int, dtype: torch.dtype, device: torch.device) -> None:
     random = Random(dtype, device)
     heads, angles = _heads(random), _angles(dtype, device)
     row, cache = random(2, steps, heads.width), _cache(random, 2)
