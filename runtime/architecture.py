@@ -158,7 +158,8 @@ class Architecture:
         and the attention mask and logits beside them.
         """
         config = self.config.get_text_config()
-        per_token = config.hidden_size * (2 * self.space.top_k + 8)
+        streams = getattr(config, "hc_count", 1)  # residual streams side by side
+        per_token = config.hidden_size * (2 * self.space.top_k + 8 * streams)
         return int(num_tokens * per_token + config.vocab_size)
 
     @cached_property

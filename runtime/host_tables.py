@@ -1,8 +1,8 @@
 """Host tables: embeddings too large for the device, of which a token reads a few short rows.
 
 They stay on the host, beside the banks: in memory, pinned where a device reads them itself by its
-own indices, or mapped from the checkpoint's files, where rows are gathered by the host. The model is
-built without their parameters; a `HostTable` stands in the embedding's place.
+own indices, or mapped from the checkpoint's files, where rows are gathered by the host. The model
+is built without their parameters; a `HostTable` stands in the embedding's place.
 
 Legend: N rows of a table, D their width.
 """
@@ -150,7 +150,8 @@ def install(model: nn.Module, tables: Iterable[HostTable]) -> None:
 @contextmanager
 def without_tables(shapes: Sequence[TableShape]) -> Iterator[None]:
     """Inside, embeddings of these shapes are built without parameters, as if initialised."""
-    original = nn.Embedding.__init__
+    embedding: Any = nn.Embedding
+    original = embedding.__init__
     extents = {(shape.num_ids, shape.width) for shape in shapes}
 
     def init(module: Any, num: int, width: int, *args: Any, **kwargs: Any) -> None:
@@ -163,8 +164,8 @@ def without_tables(shapes: Sequence[TableShape]) -> Iterator[None]:
         module._is_hf_initialized = True
 
     if extents:
-        nn.Embedding.__init__ = init  # type: ignore[method-assign]
+        embedding.__init__ = init
     try:
         yield
     finally:
-        nn.Embedding.__init__ = original  # type: ignore[method-assign]
+        embedding.__init__ = original

@@ -42,7 +42,10 @@ class Loaded:
         progress: Progress | None,
         mapped_tables: bool = False,
     ) -> None:
-        """mapped_tables: leave host tables in the checkpoint's files. Raises CheckpointError, or CapacityError when memory cannot be pinned."""
+        """mapped_tables: leave host tables in the checkpoint's files.
+
+        Raises CheckpointError, or CapacityError when memory cannot be pinned.
+        """
         self.architecture = architecture
         self.device = device
         self.notes: list[str] = []

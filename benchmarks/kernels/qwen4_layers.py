@@ -3,7 +3,8 @@
 python benchmarks/kernels/qwen4_layers.py --out FOLDER
 
 By kind of layer: linear attention, the same with n-grams, and attention below and above the
-indexer's budget. An addition stands for the experts. Weights are made up and of the real shape;
+indexer's budget; each with the next mixer, which adds what is pending. An addition stands for the
+experts. Weights are made up and of the real shape;
 results are first held against the same layer's torch definitions where the kernels have them.
 """
 
@@ -60,11 +61,8 @@ def main() -> None:
             for _ in range(1 if bench.dry else COPIES)
         ]
         check(bench, fours[0])
-        tokens = (1,) if bench.dry else (1, 4)
-        for batch in tokens[:1]:
-            time_layers(bench, fours, context, batch)
-        chunk = 5 if bench.dry else 512
-        time_layers(bench, fours, context, chunk)
+        for tokens in (1, 9) if bench.dry else (1, 16, 512):
+            time_layers(bench, fours, context, tokens)
     bench.write()
 
 
@@ -73,7 +71,7 @@ def four(bench: Bench, capacity: int) -> Four:
     config = Qwen4ExpTextConfig(**sizes)
     with torch.device(bench.device):
         model = AutoModelForCausalLM.from_config(config, dtype=bench.dtype)
-    for name, parameter in model.named_parameters():
+    for parameter in model.requires_grad_(False).parameters():
         if parameter.ndim > 1:
             parameter.data.normal_(0, 0.02)
     seam = Seam(lambda: 0, lambda experts, x, ids, weights, residual: residual + x)
@@ -110,9 +108,8 @@ def time_layers(bench: Bench, fours: list[Four], context: int, tokens: int) -> N
 
         def call(own: Four, place: int = place) -> Tensor:
             layer = own.layers[place]
-            return launch_mix(
-                layer(Streams(rows), ids, own.cache, context), layer._attention_mixer
-            )[0]
+            streams = layer(Streams(rows), ids, own.cache, context)
+            return launch_mix(streams, layer._attention_mixer).x_RH
 
         layer = fours[0].layers[place]
         num_bytes = sum(weight.nbytes for weight in weights(layer))

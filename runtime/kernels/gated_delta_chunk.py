@@ -29,6 +29,7 @@ from residency.runtime.kernels.gated_delta import (
 
 BLOCK = 64  # tokens
 SPAN = 2048  # tokens whose working memory is held at once: 0.1 GB of 48 heads of 128
+PRECISION = "ieee"  # of the products, as torch has it for fp32
 _BLOCK_V = 32
 
 
@@ -55,7 +56,7 @@ def delta_chunk(
     mixed_BSC: Tensor, gates_BSG: Tensor, state_BNKV: Tensor, heads: DeltaHeads
 ) -> Tensor:
     """As `delta_step` in blocks, for any number of tokens; equal to it but for rounding."""
-    batch, steps, _ = mixed_BSC.shape
+    steps = mixed_BSC.shape[1]
     pad = -steps % BLOCK
     q, k, v, log_decay, beta = (
         torch.nn.functional.pad(x.movedim(2, 1), (0, 0) * (x.ndim - 3) + (0, pad)).unflatten(
@@ -196,7 +197,7 @@ def launch_delta_chunk(
     block_v = min(_BLOCK_V, heads.value_dim)
     sizes = {
         "NUM_KEYS": heads.num_keys, "NUM_VALUES": heads.num_values, "K": heads.key_dim,
-        "V": heads.value_dim, "T": BLOCK, "PRECISION": "ieee",
+        "V": heads.value_dim, "T": BLOCK, "PRECISION": PRECISION, "num_warps": 8,
     }  # fmt: skip
     scale = heads.key_dim**-0.5
     for first in range(0, steps, SPAN):
@@ -204,10 +205,10 @@ def launch_delta_chunk(
         blocks = triton.cdiv(span, BLOCK)
         _solve_kernel[(blocks, heads.num_values, batch)](
             mixed_BSC, gates_BSG, heads.log_decay_N, heads.decay_bias_N, *work, first, span,
-            steps, gates_BSG.stride(1), scale, **sizes, num_warps=4,
+            steps, gates_BSG.stride(1), scale, **sizes,
         )  # fmt: skip
         _scan_kernel[(heads.value_dim // block_v, heads.num_values, batch)](
             mixed_BSC, *work, state_BNKV, out, first, span, steps, blocks, scale, **sizes,
-            BLOCK_V=block_v, num_warps=4,
+            BLOCK_V=block_v,
         )  # fmt: skip
     return launch_gated_norm(out, gates_BSG, heads)

@@ -71,7 +71,8 @@ def group_norm(x_RC: Tensor, weight_C: Tensor, eps: float, num_streams: int) -> 
     """RMSNorm of each stream; its weight is stored less one. fp32, rounded once."""
     x = x_RC.float().unflatten(-1, (num_streams, -1))
     x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-    return (x.flatten(-2) * (1.0 + weight_C.float())).to(x_RC.dtype)
+    normed_RC: Tensor = x.flatten(-2) * (1.0 + weight_C.float())
+    return normed_RC.to(x_RC.dtype)
 
 
 def mix(streams: Streams, mixer: Mixer) -> Mixed:

@@ -70,14 +70,14 @@ class Queries(NamedTuple):
     """Ready: [B, S, N, D] and [B, S, M, I]."""
 
     attention: Tensor
-    index: Tensor
+    indexer: Tensor
 
 
 def prepare(
     row_BSW: Tensor, heads: IndexedHeads, angles: Angles, cache: IndexedCache, position: Tensor
 ) -> Queries:
     """Queries; writes keys and values at position, position + 1, ..., which is not advanced."""
-    batch, steps, _ = row_BSW.shape
+    steps = row_BSW.shape[1]
     at = position + torch.arange(steps, device=row_BSW.device)
     cos, sin = (table[at][None, :, None] for table in angles)
     n, kv, dim = heads.num_queries, heads.num_keys, heads.dim
@@ -260,7 +260,7 @@ def launch_prepare(
         touched = (steps - 1) // heads.block + 2
         _blocks_kernel[(touched, batch)](
             cache.index_keys, heads.index_k_I, *angles, cache.blocks, position, heads.eps, steps,
-            max_length, cache.blocks.shape[1], I_DIM=heads.index_dim, TURNED=turned, BLOCK=heads.block,
-            num_warps=1,
+            max_length, cache.blocks.shape[1], I_DIM=heads.index_dim, TURNED=turned,
+            BLOCK=heads.block, num_warps=1,
         )  # fmt: skip
     return Queries(q, index_q)

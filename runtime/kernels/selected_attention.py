@@ -33,7 +33,7 @@ def attend_selected(
 
     begin: tokens in the cache before this step's, whose keys are there as well.
     """
-    batch, steps, num_heads, dim = q_BSND.shape
+    batch, steps, _, dim = q_BSND.shape
     end = begin + steps
     at = torch.arange(begin, end, device=q_BSND.device)[:, None]
     n = torch.arange(end, device=q_BSND.device)[None, :]
@@ -45,7 +45,7 @@ def attend_selected(
     q = q_BSND.transpose(1, 2).unflatten(1, (cache.num_heads, -1)).float()
     scores = q @ cache.keys[:, :, None, :end].float().mT * dim**-0.5
     scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
-    out = scores.softmax(-1) @ cache.values[:, :, None, :end].float()
+    out: Tensor = scores.softmax(-1) @ cache.values[:, :, None, :end].float()
     return out.flatten(1, 2).transpose(1, 2).to(q_BSND.dtype)
 
 
@@ -218,7 +218,7 @@ def launch_attend_step(
 def launch_attend_chunk(
     q_BSND: Tensor, cache: KeyValues, begin: int, block: int, mask_BSP: Tensor
 ) -> Tensor:
-    """Triton form of `attend_selected` under a mask; q may be some tokens of more, else contiguous."""
+    """Triton form of `attend_selected` under a mask; q may be some tokens of more."""
     batch, steps, num_heads, dim = q_BSND.shape
     out = torch.empty(q_BSND.shape, dtype=q_BSND.dtype, device=q_BSND.device)
     _chunk_kernel[(triton.cdiv(steps, QUERY_TILE), num_heads, batch)](

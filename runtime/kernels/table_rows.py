@@ -31,7 +31,7 @@ def _rows_kernel(
 
 
 def launch_table_rows(table_ND: Tensor, ids: Tensor) -> Tensor:
-    """Triton form of `table_rows`: the table is pinned host memory, ids contiguous on the device."""
+    """Triton form of `table_rows`: a table in pinned host memory, contiguous ids on the device."""
     num_rows, dim = table_ND.shape
     out = torch.empty(*ids.shape, dim, dtype=table_ND.dtype, device=ids.device)
     if ids.numel():

@@ -107,7 +107,7 @@ class IndexedAttention:
             selected = None
             if kept.blocks is not None:
                 selected = select_few(
-                    queries.index, kept.blocks, cache.position, heads.block, self._budget
+                    queries.indexer, kept.blocks, cache.position, heads.block, self._budget
                 )
             out = launch_attend_step(
                 queries.attention, row_BSW, both, cache.position, heads.block, selected
@@ -129,7 +129,7 @@ class IndexedAttention:
         for first in range(0, steps, at_once):
             some = slice(first, first + at_once)
             mask = select_mask(
-                queries.index[:, some],
+                queries.indexer[:, some],
                 blocks[:, :complete],
                 begin + first,
                 self._heads.block,
@@ -154,8 +154,8 @@ class Lexical:
         self._taps_CK = module.conv1d.weight.data[:, 0].contiguous()
         self._dilation: int = module.conv1d.dilation[0]
         norms = (module.norm_key, module.norm_query, module.norm_conv)
-        weights = (norm.weight.data for norm in norms)
-        self._gate = Gate(module.hc_count, *weights, module.norm_key.eps)
+        key_C, query_C, conv_C = (norm.weight.data for norm in norms)
+        self._gate = Gate(module.hc_count, key_C, query_C, conv_C, module.norm_key.eps)
 
     def __call__(self, streams_RC: Tensor, ids_BS: Tensor, cache: Cache) -> Tensor:
         """The streams with what the n-grams add, [R, S * H]."""

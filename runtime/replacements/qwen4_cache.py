@@ -39,7 +39,8 @@ class Cache:
         # A token sees itself and those before it, so at most so many blocks are complete.
         self.sparse = self.capacity // self.block > config.indexer_budget // self.block
         turns = torch.outer(
-            torch.arange(self.capacity, device=like.device).float(), inv_freq.to(like.device)
+            torch.arange(self.capacity, device=like.device).float(),
+            inv_freq.float().to(like.device),
         ).repeat(1, 2)
         self.angles = Angles(turns.cos().to(like.dtype), turns.sin().to(like.dtype))
         batch = len(like)
