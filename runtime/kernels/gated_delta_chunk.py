@@ -4,7 +4,7 @@ Tokens are cut into blocks of 64. Within a block the corrections solve a unit lo
 system, the same for all columns of a value, so its inverse T is built once (forward substitution,
 row by row) and gives what each token writes were the state empty (`u`) and what it must take off
 for the state at the block's begin (`w`). The second kernel goes through a head's blocks in order.
-All in fp32, like the state.
+Sums in fp32, like the state.
 
 Legend as in `gated_delta`; T tokens of a block, P blocks.
 """
@@ -29,7 +29,6 @@ from residency.runtime.kernels.gated_delta import (
 
 BLOCK = 64  # tokens
 SPAN = 2048  # tokens whose working memory is held at once: 0.1 GB of 48 heads of 128
-PRECISION = "ieee"  # of the products, as torch has it for fp32
 _BLOCK_V = 32
 
 
@@ -195,9 +194,11 @@ def launch_delta_chunk(
     out = mixed_BSC.new_empty(batch, steps, heads.num_values, heads.value_dim)
     work = Blocks.empty(batch, min(steps, SPAN), heads, mixed_BSC.device)
     block_v = min(_BLOCK_V, heads.value_dim)
+    # Products of tensor cores: near fp32, or finer than the 16 bits that go in and out.
+    precision = "tf32x3" if mixed_BSC.dtype == torch.float32 else "tf32"
     sizes = {
         "NUM_KEYS": heads.num_keys, "NUM_VALUES": heads.num_values, "K": heads.key_dim,
-        "V": heads.value_dim, "T": BLOCK, "PRECISION": PRECISION, "num_warps": 8,
+        "V": heads.value_dim, "T": BLOCK, "PRECISION": precision, "num_warps": 8, "num_stages": 1,
     }  # fmt: skip
     scale = heads.key_dim**-0.5
     for first in range(0, steps, SPAN):

@@ -115,7 +115,7 @@ def _down_kernel(
     c = s * HIDDEN + h
     SIZE: tl.constexpr = STREAMS * HIDDEN
     weight = tl.load(down_ptr + n.to(tl.int64) * SIZE + c, mask=inside, other=0.0)
-    norm = tl.load(norm_ptr + c, mask=inside, other=0.0).to(tl.float32) + 1.0
+    norm = tl.load(norm_ptr + c, mask=inside, other=0.0)
     for row in tl.static_range(ROWS):
         x = tl.load(rows_ptr + row * SIZE + c, mask=inside, other=0.0)
         if pending_ptr is not None:
@@ -124,7 +124,7 @@ def _down_kernel(
             x = tl.where(inside, settled(x, pending, raw, STREAMS), 0.0).to(x.dtype)
         wide = x.to(tl.float32)
         scale = tl.rsqrt(tl.sum(wide * wide, axis=1, keep_dims=True) / HIDDEN + eps)
-        normed = (wide * scale * norm).to(x.dtype)
+        normed = (wide * scale * (norm.to(tl.float32) + 1.0)).to(x.dtype)
         if n == 0:
             tl.store(normed_ptr + row * SIZE + c, normed, mask=inside)
             if pending_ptr is not None:

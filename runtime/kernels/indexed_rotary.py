@@ -183,22 +183,37 @@ def _prepare_kernel(
         value_row = ((batch * NUM_KV + head - NUM_Q - NUM_KV) * max_length + at) * D
         tl.store(values_ptr + value_row + d, x, mask=is_v & (d < kept_end))
     elif index_keys_ptr is not None:
-        head = tl.arange(0, INDEX_PAD)[:, None]
-        d = tl.arange(0, I_DIM)[None, :]
-        partner_d = tl.where(d < HALF, d + HALF, tl.where(d < TURNED, d - HALF, d))
-        row = base + (2 * NUM_Q + 2 * NUM_KV) * D + head * I_DIM
-        is_q = head < NUM_INDEX
-        x = tl.load(row + d, mask=head <= NUM_INDEX, other=0.0)
-        partner = tl.load(row + partner_d, mask=is_q, other=0.0)
-        angle = at.to(tl.int64) * TURNED + d
-        cos = tl.load(cos_ptr + angle, mask=d < turned_end, other=0.0)
-        sin = tl.load(sin_ptr + angle, mask=d < turned_end, other=0.0)
-        weight = tl.load(iq_weight_ptr + d)
-        partner_weight = tl.load(iq_weight_ptr + partner_d)
-        turned = _norm_and_turn(x, partner, weight, partner_weight, cos, sin, d, eps, I_DIM, TURNED)
-        tl.store(iq_ptr + (token * NUM_INDEX + head) * I_DIM + d, turned, mask=is_q)
-        key_row = (batch * max_length + at + head - NUM_INDEX) * I_DIM
-        tl.store(index_keys_ptr + key_row + d, x, mask=(head == NUM_INDEX) & (d < kept_end))
+        _prepare_index(
+            base + (2 * NUM_Q + 2 * NUM_KV) * D, iq_weight_ptr,
+            cos_ptr + at.to(tl.int64) * TURNED, sin_ptr + at.to(tl.int64) * TURNED,
+            index_keys_ptr + (batch * max_length + at) * I_DIM,
+            iq_ptr + token * NUM_INDEX * I_DIM, eps, kept_end, turned_end, NUM_INDEX, I_DIM,
+            INDEX_PAD, TURNED,
+        )  # fmt: skip
+
+
+@triton.jit
+def _prepare_index(
+    row_ptr: tl.tensor, weight_ptr: tl.tensor, cos_ptr: tl.tensor, sin_ptr: tl.tensor,
+    key_ptr: tl.tensor, q_ptr: tl.tensor, eps: tl.tensor, kept_end: tl.tensor,
+    turned_end: tl.tensor, NUM_INDEX: tl.constexpr, I_DIM: tl.constexpr, INDEX_PAD: tl.constexpr,
+    TURNED: tl.constexpr,
+) -> None:  # fmt: skip
+    """The indexer's part of one token's row; its key is kept as it is."""
+    HALF: tl.constexpr = TURNED // 2
+    head = tl.arange(0, INDEX_PAD)[:, None]
+    d = tl.arange(0, I_DIM)[None, :]
+    partner_d = tl.where(d < HALF, d + HALF, tl.where(d < TURNED, d - HALF, d))
+    x = tl.load(row_ptr + head * I_DIM + d, mask=head <= NUM_INDEX, other=0.0)
+    partner = tl.load(row_ptr + head * I_DIM + partner_d, mask=head < NUM_INDEX, other=0.0)
+    cos = tl.load(cos_ptr + d, mask=d < turned_end, other=0.0)
+    sin = tl.load(sin_ptr + d, mask=d < turned_end, other=0.0)
+    weight = tl.load(weight_ptr + d)
+    partner_weight = tl.load(weight_ptr + partner_d)
+    turned = _norm_and_turn(x, partner, weight, partner_weight, cos, sin, d, eps, I_DIM, TURNED)
+    tl.store(q_ptr + head * I_DIM + d, turned, mask=head < NUM_INDEX)
+    own_key = key_ptr + (head - NUM_INDEX) * I_DIM + d
+    tl.store(own_key, x, mask=(head == NUM_INDEX) & (d < kept_end))
 
 
 @triton.jit

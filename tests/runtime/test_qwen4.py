@@ -27,7 +27,7 @@ from residency.runtime.replacements.qwen4_blocks import ngram_ids
 from residency.runtime.replacements.qwen4_exp import reason_against
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-TOLERANCE = 2e-5
+TOLERANCE = 2e-5 if DEVICE.type == "cpu" else 3e-4  # products by TF32, three for one
 CAPACITY = 64
 
 

@@ -46,9 +46,10 @@ def test_blocks_equal_single_tokens(
     mixed, gates, state = _inputs(random, heads, batch, steps)
     states = [state.clone() for _ in range(2)]
     want = delta_step(mixed, gates, state, heads)
+    limit = 1e-5 if device.type == "cpu" else 1e-4  # three products of TF32 stand for one
     for own, form in zip(states, (chunked.delta_chunk, chunked.launch_delta_chunk), strict=True):
-        assert_close(form(mixed, gates, own, heads), want)
-        assert_close(own, state)
+        assert_close(form(mixed, gates, own, heads), want, limit)
+        assert_close(own, state, limit)
 
 
 def test_blocks_in_bf16(device: torch.device) -> None:
