@@ -16,15 +16,14 @@ pytestmark = [
 ]
 
 TABLE = "model.layers.1.ple.ple_embedding.ngram_embedding"
-WIDE = {**SIZES, "hidden_size": 128, "moe_intermediate_size": 64}  # as the experts' kernels want
+# As the experts' kernels want them.
+WIDE = {**SIZES, "hidden_size": 128, "moe_intermediate_size": 64, "num_experts": 16}
 PROMPT = [3 + n % 50 for n in range(45)]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_checkpoint(
-        tmp_path_factory.mktemp("gpu") / "model", "qwen4_exp_text", num_experts=16, **WIDE
-    )
+    return write_checkpoint(tmp_path_factory.mktemp("gpu") / "model", "qwen4_exp_text", **WIDE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
