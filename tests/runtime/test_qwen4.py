@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import tiny_engine, write_checkpoint
 from qwen4 import END, SIZES
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StaticCache
@@ -21,6 +22,7 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
+from residency.runtime.hooks import add_experts
 from residency.runtime.kernels import gated_delta_chunk, selected_attention
 from residency.runtime.replacements import Seam, apply
 from residency.runtime.replacements.qwen4_blocks import ngram_ids
@@ -137,7 +139,7 @@ def test_below_the_budget_nothing_is_indexed() -> None:
 
 def test_a_restarted_cache_is_a_new_one() -> None:
     ours = _ours(_model(ple_layer_ids=[1], **SHORT))
-    first, second = (list(_chunks(1, [4, 1])) for _ in range(2))
+    first, second = (list(_chunks(1, [1, 1])) for _ in range(2))
     want = [ours.step(ids) for ids in first]
     ours.restart()
     for ids, logits in zip(second, want, strict=True):
@@ -206,3 +208,20 @@ def test_what_the_kernels_do_not_cover_stays(changes: dict[str, Any], reason: st
     assert found is not None and reason in found
     assert apply(model, Seam(lambda: 0), on_cpu=True) == []
     assert "forward" not in vars(model.model)
+
+
+def test_in_an_engine_over_a_host_table(tmp_path: Any) -> None:
+    """The runtime's experts, position and table, against the engine without replacements."""
+    folder = write_checkpoint(
+        tmp_path / "model", "qwen4_exp_text", **{**SIZES, **SHORT, "ple_layer_ids": [1]}
+    )
+    runs = []
+    for replaced in (False, True):
+        seen: list[Tensor] = []
+        with tiny_engine(folder) as engine:
+            if replaced:
+                seam = Seam(lambda: engine.runtime.position, add_experts)
+                assert apply(engine.model, seam, on_cpu=True)
+            engine.generate([5, END, 9, 11], max_new_tokens=2, on_logits=seen.append)
+        runs.append(torch.stack(seen))
+    _assert_close(runs[1], runs[0], "logits")
