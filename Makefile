@@ -26,7 +26,8 @@ test: $(VENV)/installed lint  ## lint, type-check and all tests that need no GPU
 	$(BIN)/pytest -q -n auto -m 'not gpu'
 
 test-gpu: $(VENV)/installed  ## the tests that need an NVIDIA GPU
-	$(BIN)/pytest -q tests/runtime/kernels tests/runtime/test_fused.py tests/runtime/test_gpu.py tests/runtime/test_gpu_batch.py tests/runtime/test_replacements.py
+	$(BIN)/pytest -q -m gpu tests
+	$(BIN)/pytest -q tests/runtime/kernels tests/runtime/test_fused.py tests/runtime/test_replacements.py tests/runtime/test_qwen4.py
 
 lint: $(VENV)/installed types  ## ruff, and mypy over what the wheel would ship
 	$(BIN)/ruff check .

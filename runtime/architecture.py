@@ -22,6 +22,7 @@ from residency.policies.errors import CheckpointError, ConfigError, one_line
 from residency.policies.step import IdSpace
 from residency.runtime.cache_sizes import cache_bytes
 from residency.runtime.formats import ExpertFormat, detect
+from residency.runtime.host_tables import TableShape, tables_of
 from residency.runtime.layout import RowLayout
 from residency.runtime.names import Names
 
@@ -44,6 +45,7 @@ class Architecture:
     quantization: how the checkpoint is quantised, as it says itself; None: it is not. The library
         never sees it: what it would do with it, loading does here.
     format_source: the file that says how experts are stored, for messages.
+    table_rows: rows that a host table is cut to where weights are made up; 0 keeps all.
     """
 
     source: str
@@ -53,6 +55,7 @@ class Architecture:
     dtype: torch.dtype
     quantization: Mapping[str, Any] | None = None
     format_source: str = ""
+    table_rows: int = 0
 
     @classmethod
     def of(cls, folder: Path, dtype: str) -> Architecture:
@@ -64,7 +67,7 @@ class Architecture:
         return made
 
     @classmethod
-    def from_config(cls, config: Any, dtype: str, source: str) -> Architecture:
+    def from_config(cls, config: Any, dtype: str, source: str, table_rows: int = 0) -> Architecture:
         """Of a config object. Raises CheckpointError for one without experts."""
         config, quantization = _without_quantization(config)
         skeleton = _skeleton(source, config)
@@ -75,7 +78,7 @@ class Architecture:
                 "can hand over; only Mixture-of-Experts models can be run"
             )
         chosen = _dtype(dtype, config)
-        return cls(source, config, skeleton, names, chosen, quantization, source)
+        return cls(source, config, skeleton, names, chosen, quantization, source, table_rows)
 
     def experts(self, layer: int) -> Any:
         return self.skeleton.get_submodule(self.expert_modules[layer])
@@ -130,9 +133,21 @@ class Architecture:
         return int(limit)
 
     @cached_property
+    def tables(self) -> tuple[TableShape, ...]:
+        """Embeddings that stay on the host and are read by row."""
+        return tables_of(self.skeleton, self.expert_modules, self.table_rows)
+
+    @property
+    def table_reads(self) -> list[tuple[int, int]]:
+        """MoE layers beside a host table, and the bytes that a token reads of it."""
+        size = self.dtype.itemsize
+        return [(table.layer, table.elements_per_token * size) for table in self.tables]
+
+    @cached_property
     def other_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all parameters that are not experts', by name."""
+        """Shapes of all parameters that are neither experts' nor host tables, by name."""
         own = {f"{name}.{part}" for name in self.expert_modules for part in self.expert_shapes}
+        own |= {f"{table.name}.weight" for table in self.tables}
         return {n: tuple(p.shape) for n, p in self.skeleton.named_parameters() if n not in own}
 
     @property
@@ -148,7 +163,8 @@ class Architecture:
         and the attention mask and logits beside them.
         """
         config = self.config.get_text_config()
-        per_token = config.hidden_size * (2 * self.space.top_k + 8)
+        streams = getattr(config, "hc_count", 1)  # residual streams side by side
+        per_token = config.hidden_size * (2 * self.space.top_k + 8 * streams)
         return int(num_tokens * per_token + config.vocab_size)
 
     @cached_property

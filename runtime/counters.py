@@ -23,10 +23,11 @@ class Source(StrEnum):
     STREAM = "stream"  # host bank -> staging
     FETCH = "fetch"  # host bank -> slot, or -> a place read once when the policy declines
     D2D = "d2d"  # slot -> staging, on the device
+    TABLE = "table"  # rows of host tables, read by id
     ACTIVATIONS = "activations"  # to and from the host, for experts computed there
 
 
-LINK_SOURCES = (Source.STREAM, Source.FETCH, Source.ACTIVATIONS)
+LINK_SOURCES = (Source.STREAM, Source.FETCH, Source.TABLE, Source.ACTIVATIONS)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from residency.runtime.architecture import Architecture
 from residency.runtime.bank_reader import require_finite
 from residency.runtime.checkpoint import Checkpoint, Entry
 from residency.runtime.expert_sources import ExpertSources, plain_key, stored_form
+from residency.runtime.host_tables import without_tables
 from residency.runtime.shards import Shards, bytes_of
 
 
@@ -101,10 +102,13 @@ class DenseWeights:
         self._checkpoint = checkpoint
         grouped: dict[str, dict[str, Entry]] = {}
         experts = sources.keys()
+        tables = {f"{table.name}.weight" for table in architecture.tables}
         for entry in checkpoint.entries.values():
             if entry.key in experts or (plain := plain_key(architecture.format, entry.key)) is None:
                 continue
             key, suffix = plain
+            if tables and architecture.names.locate(key).name in tables:
+                continue
             if (other := grouped.setdefault(key, {}).get(suffix)) is not None:
                 raise CheckpointError(f"{entry} is {key} as well as {other}")
             grouped[key][suffix] = entry
@@ -127,7 +131,8 @@ class DenseWeights:
         Raises CheckpointError for a tensor that is missing or cannot be read.
         """
         architecture, folder = self._architecture, self._checkpoint.folder
-        with Shards() as shards, _quiet(), without_experts(architecture.expert_classes):
+        bare = without_experts(architecture.expert_classes)
+        with Shards() as shards, _quiet(), bare, without_tables(architecture.tables):
             for tensor in self.tensors.values():
                 tensor.shards = shards
             try:

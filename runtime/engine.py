@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -71,6 +72,8 @@ class Engine:
             check_batched(architecture.config)
         self._dequantised_bytes = weights.dequantised_bytes
         plan = self._plan(policies)
+        if not weights.made_up:
+            plan = plan.with_checkpoint_tables(device)
         plan.check(device)
         self._loaded = Loaded(
             architecture,
@@ -79,6 +82,7 @@ class Engine:
             kernels=kernels,
             allow_pageable=allow_pageable,
             progress=progress,
+            mapped_tables=plan.mapped_tables,
         )
         self.model, self.banks = self._loaded.model, self._loaded.banks
         self.tokenizer, self.load_s = self._loaded.tokenizer, self._loaded.load_s
@@ -106,6 +110,7 @@ class Engine:
             self.routing,
             shape=self._loaded.shape,
             capturable=self._loaded.capturable,
+            table_reads=self.architecture.table_reads,
         )
         attach(self.model, self.architecture.expert_modules, self.runtime)
 
@@ -126,7 +131,7 @@ class Engine:
         when the new policies cannot be had; the old ones run on then.
         """
         old, old_plan = self.policies, self.runtime.plan
-        plan = self._plan(policies)
+        plan = replace(self._plan(policies), mapped_tables=old_plan.mapped_tables)
         self._uninstall()
         try:
             plan.check(self.device, loaded=True)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from residency.policies.errors import CapacityError
 from residency.runtime.architecture import Architecture
 from residency.runtime.capture import reason_against_capture
+from residency.runtime.host_tables import install
 from residency.runtime.loading import Progress
 from residency.runtime.pinning import Pinned
 from residency.runtime.weights import Weights
@@ -40,8 +41,12 @@ class Loaded:
         kernels: bool,
         allow_pageable: bool,
         progress: Progress | None,
+        mapped_tables: bool = False,
     ) -> None:
-        """Raises CheckpointError, or CapacityError when memory cannot be pinned."""
+        """mapped_tables: leave host tables in the checkpoint's files.
+
+        Raises CheckpointError, or CapacityError when memory cannot be pinned.
+        """
         self.architecture = architecture
         self.device = device
         self.notes: list[str] = []
@@ -52,12 +57,27 @@ class Loaded:
         self.notes += weights.notes()
         with self._timed("banks"):
             self.banks = weights.banks(device, progress)
+        with self._timed("tables"):
+            self.tables = weights.tables(mapped_tables, progress)
+            install(self.model, self.tables)
+        self._mapped_tables = bool(self.tables) and mapped_tables
         with self._timed("pin"):
             self._pinned = self._pin(allow_pageable, progress)
         self.shape = self._kernel_shape() if kernels else None
         self._fusible = kernels and device.type == "cuda"
         self.capturable = False
         self.takes_masks = True  # whether a batch's rows are told apart by attention masks
+        self._read_tables_on_device()
+
+    def _read_tables_on_device(self) -> None:
+        readable = self._fusible and self._pinned is not None and not self._mapped_tables
+        for table in self.tables:
+            table.on_device = readable
+        if self.tables and self._fusible and not readable:
+            self.notes.append(
+                "host tables are not pinned, so the host gathers their rows and decode runs "
+                "without a graph"
+            )
 
     def fuse_layers(self, seam: Seam) -> None:
         """Let fused forms stand for the layers around the experts, where they are declared; then
@@ -71,7 +91,7 @@ class Loaded:
         self.takes_masks = not replaced
         self.notes += replaced
         reason = reason_against_capture(self.model, replaced=bool(replaced))
-        self.capturable = reason is None
+        self.capturable = reason is None and all(table.on_device for table in self.tables)
         if reason is not None and self.shape is not None:
             self.notes.append(f"decode steps are not captured as a graph: {reason}")
 
@@ -92,7 +112,8 @@ class Loaded:
         if self.device.type != "cuda":
             return None
         try:
-            return Pinned(self.banks.layers, progress)
+            tables = [] if self._mapped_tables else [table.memory for table in self.tables]
+            return Pinned([*self.banks.layers, *tables], progress)
         except CapacityError as error:
             if not allow_pageable:
                 raise

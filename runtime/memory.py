@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -36,6 +36,8 @@ class MemoryPlan:
     kv_bytes: int
     workspace_bytes: int  # activations of the longest chunk
     batch: int = 1
+    table_bytes: int = 0  # host tables
+    mapped_tables: bool = False  # in the checkpoint's files, so that they take no memory
 
     @property
     def num_rows(self) -> int:
@@ -59,6 +61,15 @@ class MemoryPlan:
             + self.workspace_bytes
         )
 
+    @property
+    def _read_table_bytes(self) -> int:
+        return 0 if self.mapped_tables else self.table_bytes
+
+    def with_checkpoint_tables(self, device: torch.device) -> MemoryPlan:
+        """Tables of a checkpoint stay in its files on the CPU, and where no memory is left."""
+        fits = self.bank_bytes + self.table_bytes <= free_host_bytes()
+        return replace(self, mapped_tables=device.type != "cuda" or not fits)
+
     def as_dict(self) -> dict[str, int]:
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return own | {"device_bytes": self.device_bytes}
@@ -69,7 +80,7 @@ class MemoryPlan:
         loaded: banks and other weights are there already, only the rest must still fit.
         """
         on_device = self.device_bytes - (self.weight_bytes if loaded else 0)
-        host = 0 if loaded else self.bank_bytes
+        host = 0 if loaded else self.bank_bytes + self._read_table_bytes
         host += on_device if device.type == "cpu" else 0
         lower = f"{self._terms()}; lower cache.slots, prefill.ring or model.context"
         lower += ", or decode fewer sequences at once" if self.batch > 1 else ""
@@ -82,6 +93,7 @@ class MemoryPlan:
     def _terms(self) -> str:
         terms = {
             "banks": self.bank_bytes,
+            **({"host tables": self._read_table_bytes} if self.table_bytes else {}),
             f"{self.num_slots} slots": self.pool_bytes,
             "staging": self.staging_bytes,
             "other weights": self.weight_bytes - self.dequantised_bytes,
@@ -123,6 +135,7 @@ def memory_plan(
         kv_bytes=architecture.cache_bytes(context) * (1 if batch == 1 else batch + 1),
         workspace_bytes=architecture.workspace_elements(min(chunk_tokens, context)) * element,
         batch=batch,
+        table_bytes=sum(table.num_elements for table in architecture.tables) * element,
     )
 
 

@@ -6,7 +6,7 @@ singleton, and expert ids are global while rows are local, so several devices ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -18,7 +18,7 @@ from residency.policies.decode import DecodeTarget
 from residency.policies.prefill import PrefillMode
 from residency.policies.step import Phase, Step
 from residency.runtime.banks import Banks
-from residency.runtime.counters import Counters
+from residency.runtime.counters import Counters, Source
 from residency.runtime.decode import DecodeExecutor
 from residency.runtime.experts import Call, ExpertMath, Maths
 from residency.runtime.lanes import Lanes
@@ -62,10 +62,12 @@ class OffloadRuntime:
         routing: Routing | None = None,
         shape: ExpertShape | None = None,
         capturable: bool = True,
+        table_reads: Iterable[tuple[int, int]] = (),
     ) -> None:
         """routing: replaces the model's routes; None leaves them.
         shape: the kernels' view of a row; None computes in plain torch.
         capturable: whether a graph may hold what the model does around its experts.
+        table_reads: MoE layers beside a host table, and the bytes that a token reads of it.
         """
         space, layout = banks.space, banks.layout
         self.banks = banks
@@ -73,6 +75,7 @@ class OffloadRuntime:
         self.plan = plan
         self.routing = routing
         self.recorder: RouteRecorder | None = None
+        self._table_reads = list(table_reads)
         self.rows = torch.zeros(plan.num_rows, layout.row_bytes, dtype=torch.uint8, device=device)
         self.lanes = Lanes(device)
         self.counters = Counters(space.num_layers, layout.row_bytes, device)
@@ -127,6 +130,8 @@ class OffloadRuntime:
             self.clock -= horizon // 2
             self._tokens_seen -= horizon // 2
         self._tokens_seen += num_tokens
+        for layer, num_bytes in self._table_reads:
+            self.counters.moved(layer, phase, Source.TABLE, num_tokens * num_bytes)
 
     @contextmanager
     def recorded(self, phase: Phase, num_tokens: int) -> Iterator[None]:

@@ -16,6 +16,13 @@ from residency.runtime.banks import Banks
 from residency.runtime.checkpoint import Checkpoint
 from residency.runtime.dense_weights import DenseWeights, without_experts
 from residency.runtime.expert_sources import ExpertSources
+from residency.runtime.host_tables import (
+    HostTable,
+    in_memory,
+    mapped_part,
+    ordered_parts,
+    without_tables,
+)
 from residency.runtime.loading import Progress, load_banks
 
 BLOCK_ELEMENTS = 1 << 24
@@ -25,7 +32,9 @@ NUM_THREADS = 16
 
 
 class Weights(Protocol):
-    """Supplies a model without experts, the experts in banks, and a tokenizer if there is one."""
+    """Supplies a model without experts and host tables, those in banks and apart, and a tokenizer
+    if there is one.
+    """
 
     made_up: ClassVar[bool]  # whether no training stands behind them
 
@@ -41,6 +50,10 @@ class Weights(Protocol):
     def model(self, device: torch.device) -> PreTrainedModel: ...
 
     def banks(self, device: torch.device, progress: Progress | None) -> Banks: ...
+
+    def tables(self, mapped: bool, progress: Progress | None) -> list[HostTable]:
+        """mapped: leave them in the checkpoint's files instead of reading them into memory."""
+        ...
 
 
 class CheckpointWeights:
@@ -83,6 +96,22 @@ class CheckpointWeights:
     def banks(self, device: torch.device, progress: Progress | None) -> Banks:
         return load_banks(self.architecture, self._experts, progress)
 
+    def tables(self, mapped: bool, progress: Progress | None) -> list[HostTable]:
+        """Raises CheckpointError for a table that is missing or misshapen."""
+        located: dict[str, dict[str, tuple[int, ...]]] = {}
+        for key, entry in self.checkpoint.entries.items() if self.architecture.tables else ():
+            name = self.architecture.names.locate(key).name
+            located.setdefault(name, {})[key] = entry.shape
+        dtype, made = self.architecture.dtype, []
+        for shape in self.architecture.tables:
+            parts = located.get(f"{shape.name}.weight", {})
+            keys = ordered_parts(shape, parts, self.checkpoint.folder)
+            pieces = [mapped_part(self.checkpoint.entries[key]) for key in keys]
+            if not mapped:
+                pieces = [_copied(pieces, in_memory(shape, dtype), progress)]
+            made.append(HostTable(shape, pieces, dtype))
+        return made
+
 
 class MadeUpWeights:
     """Normal random weights for a real shape: right for speed, meaningless as text.
@@ -109,7 +138,8 @@ class MadeUpWeights:
     def model(self, device: torch.device) -> PreTrainedModel:
         torch.manual_seed(self.seed)
         architecture = self.architecture
-        with without_experts(architecture.expert_classes), device:
+        bare = without_experts(architecture.expert_classes)
+        with bare, without_tables(architecture.tables), device:
             model = AutoModelForCausalLM.from_config(architecture.config, dtype=architecture.dtype)
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -130,12 +160,34 @@ class MadeUpWeights:
                     progress("experts (made up)", done, banks.num_bytes)
         return banks
 
+    def tables(self, mapped: bool, progress: Progress | None) -> list[HostTable]:
+        """Always in memory: there are no files."""
+        block = self._block(torch.device("cpu"))
+        made, dtype = [], self.architecture.dtype
+        for shape in self.architecture.tables:
+            rows = in_memory(shape, dtype)
+            _fill(rows.view(torch.uint8).flatten().numpy(), block, 0)
+            made.append(HostTable(shape, [rows], dtype))
+        return made
+
     def _block(self, device: torch.device) -> np.ndarray:
         """uint8 block of random weights in the model's dtype."""
         generator = torch.Generator(device).manual_seed(self.seed)
         shape = (BLOCK_ELEMENTS,)
         values = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
         return (values * SCALE).to(self.architecture.dtype).cpu().view(torch.uint8).numpy()
+
+
+def _copied(
+    pieces: list[torch.Tensor], rows: torch.Tensor, progress: Progress | None
+) -> torch.Tensor:
+    done = 0
+    for piece in pieces:
+        rows[done : done + len(piece)].copy_(piece)
+        done += len(piece)
+        if progress is not None:
+            progress("host tables", done * rows[0].nbytes, rows.nbytes)
+    return rows
 
 
 def _fill(row: np.ndarray, block: np.ndarray, place: int) -> int:

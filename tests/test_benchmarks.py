@@ -70,7 +70,7 @@ def test_the_runs_can_be_parsed():
         compile(file.read_text(), str(file), "exec")
 
 
-@pytest.mark.parametrize("name", ["experts", "dense", "pieces"])
+@pytest.mark.parametrize("name", ["experts", "dense", "pieces", "qwen4_layers"])
 def test_a_kernels_benchmark_runs_dry(name, tmp_path):
     file = BENCHMARKS / "kernels" / f"{name}.py"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

@@ -8,7 +8,7 @@ from residency.runtime.host_experts import native
 
 
 class Gate(NamedTuple):
-    """What lies between an expert's matrices. interleaved: gate_up's rows are gate, up, gate, ..."""
+    """What lies between an expert's matrices. interleaved: gate_up's rows alternate."""
 
     activation: int
     interleaved: bool = False
@@ -17,7 +17,7 @@ class Gate(NamedTuple):
 
 
 def gate_of(module: Any) -> Gate | None:
-    """The gate of an experts module of transformers, or None where the library has no form for it."""
+    """The gate of an experts module of transformers; None where the library has no form for it."""
     name = type(module)._apply_gate.__qualname__
     if name == "GptOssExperts._apply_gate":
         return Gate(native.CLAMPED_SWIGLU, True, float(module.alpha), float(module.limit))

@@ -38,6 +38,11 @@ class MadeUp(Model):
         return self.config.layers or layers
 
     @property
+    def table_rows(self) -> int:
+        """Rows that host tables are cut to; 0 keeps all."""
+        return 0
+
+    @property
     def seed(self) -> int:
         return self.config.seed
 
@@ -45,7 +50,8 @@ class MadeUp(Model):
     def architecture(self) -> Architecture:
         sizes = {**self.sizes, "num_hidden_layers": self.num_layers}
         config = AutoConfig.for_model(self.model_type, **sizes)
-        return Architecture.from_config(config, self.config.dtype, f"model={self.name}")
+        source = f"model={self.name}"
+        return Architecture.from_config(config, self.config.dtype, source, self.table_rows)
 
     def weights(self) -> Weights:
         return MadeUpWeights(self.architecture, self.config.seed)

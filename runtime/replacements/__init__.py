@@ -20,6 +20,7 @@ __all__ = ["REPLACEMENTS", "Seam", "apply"]
 REPLACEMENTS = {
     "gpt_oss": "residency.runtime.replacements.gpt_oss",
     "qwen3_moe": "residency.runtime.replacements.qwen3_moe",
+    "qwen4_exp_text": "residency.runtime.replacements.qwen4_exp",
 }
 
 
@@ -29,7 +30,7 @@ def apply(model: PreTrainedModel, seam: Seam, *, on_cpu: bool = False) -> list[s
     The model must lie on its device in its final dtype, and be moved or cast no more.
     on_cpu: also replace on the CPU, where the kernels need Triton's interpreter (for tests).
     """
-    name = REPLACEMENTS.get(model.config.model_type)
+    name = REPLACEMENTS.get(model.config.get_text_config().model_type)
     if name is None or (model.device.type != "cuda" and not on_cpu):
         return []
     replaced: list[str] = import_module(name).replace(model, seam)

@@ -34,6 +34,7 @@ from residency.runtime.kernels.routing import (
     launch_choose_experts,
     launch_route_few,
 )
+from residency.runtime.replacements.joined import join
 from residency.runtime.replacements.pieces import Buffers, Chunk, Pieces, Sizes, covers
 from residency.runtime.replacements.seam import Seam
 from residency.runtime.replacements.static_cache import Workspace, causal_attention, entry_of
@@ -105,7 +106,7 @@ class FusedLayer:
         self._sparse = isinstance(layer.mlp, Qwen3MoeSparseMoeBlock)
         self._input_norm: Any = layer.input_layernorm
         self._mlp_norm: Any = layer.post_attention_layernorm
-        self._qkv_NH = _join([getattr(layer.self_attn, f"{n}_proj") for n in "qkv"])
+        self._qkv_NH = join([getattr(layer.self_attn, f"{n}_proj") for n in "qkv"])
         q_norm, k_norm = layer.self_attn.q_norm, layer.self_attn.k_norm
         self._head_norms = HeadNorms(q_norm.weight.data, k_norm.weight.data, _eps(q_norm))
 
@@ -239,15 +240,6 @@ class FusedLayer:
 
     def _add_experts(self, routed: Routed, residual_RH: Tensor) -> Tensor:
         return self._seam.add_experts(self._mlp.experts, *routed, residual_RH)
-
-
-def _join(projections: list[Any]) -> Tensor:
-    """One tensor of the projections' weights, which become views of it."""
-    joined = torch.cat([p.weight.data for p in projections])
-    parts = joined.split([p.weight.shape[0] for p in projections])
-    for projection, part in zip(projections, parts, strict=True):
-        projection.weight = nn.Parameter(part, requires_grad=False)
-    return joined
 
 
 def _without_mask(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

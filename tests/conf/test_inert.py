@@ -226,6 +226,13 @@ def layers(bench):
         assert bench.compose(f"model.layers={count}").model.architecture.space.num_layers == count
 
 
+def table_rows(bench):
+    """the rows that a host table keeps"""
+    for count in (50, 60):
+        (table,) = bench.compose(f"model.table_rows={count}").model.architecture.tables
+        assert table.num_rows == count
+
+
 def routing(bench):
     """who routes"""
     few = ("model.layers=2",) if bench.is_made_up else ()
@@ -362,6 +369,7 @@ def ignore_eos(bench):
 ROWS = {
     "model.layers": layers,
     "model.routing": routing,
+    "model.table_rows": table_rows,
     "model.seed": seed,
     "workload.lengths": lengths,
     "workload.decode_tokens": decode_tokens,

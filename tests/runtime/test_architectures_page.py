@@ -20,7 +20,6 @@ ROWS = {
 }
 TO_COME = {
     "gpt_oss": "kernels for rows with biases and a clamped gate",
-    "qwen4_exp": "declared replacements of its sparse attention",
 }
 
 

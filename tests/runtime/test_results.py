@@ -25,9 +25,9 @@ PHASE = COUNTS | {"seconds", "link_seconds", "link_share", "hit_rate"}
 MEMORY = {
     *("num_slots", "group_size", "ring", "staging_rows", "row_bytes", "bank_bytes"),
     *("weight_bytes", "dequantised_bytes", "kv_bytes", "workspace_bytes", "device_bytes"),
-    "batch",
+    *("table_bytes", "mapped_tables", "batch"),
 }
-SOURCES = {"stream", "fetch", "d2d", "activations"}
+SOURCES = {"stream", "fetch", "d2d", "table", "activations"}
 ENVIRONMENT = {
     *("device", "device_name", "threads", "cpus", "host_memory", "commit"),  # commit: in a checkout
     *("python", "residency", "torch", "transformers"),
