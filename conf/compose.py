@@ -68,6 +68,8 @@ class Config:
             policies, space = self.policies, self.model.architecture.space
             prefill = policies.prefill.config
             yield from row_faults(space, policies.cache.num_slots(space), prefill.groups)
+        if not any(conflict.concerns(("model", "decode")) for conflict in found):
+            yield from self.policies.decode.layer_faults(self.model.architecture.space.num_layers)
 
     def yaml(self) -> str:
         """The tree as YAML that Hydra reads back as it is."""

@@ -241,6 +241,8 @@ def plan_memory(architecture: Architecture, policies: Policies, context: int) ->
     num_slots = policies.cache.num_slots(space)
     for fault in row_faults(space, num_slots, prefill.groups):
         raise ConfigError(str(fault))
+    for fault in policies.decode.layer_faults(space.num_layers):
+        raise ConfigError(str(fault))
     group_size = -(-space.num_experts // prefill.groups)
     chunk_tokens = min(prefill.chunk_tokens, context)
     row_bytes, element = architecture.layout.row_bytes, architecture.dtype.itemsize

@@ -40,6 +40,12 @@ class FusedDecode:
         self.counters = counters
         self._touch = touch_of(pool.policy)
 
+    def prepare(self) -> None:
+        """Before a step."""
+
+    def finish(self) -> None:
+        """Behind a step's last layer."""
+
     def layer(self, step: Step, call: Call) -> torch.Tensor:
         """The layer's output [T, H]."""
         ids = call.ids_TK.contiguous()

@@ -24,6 +24,7 @@ from residency.runtime.experts import Call, ExpertMath, Maths
 from residency.runtime.lanes import Lanes
 from residency.runtime.memory import MemoryPlan
 from residency.runtime.prefill import PrefillExecutor
+from residency.runtime.quotas import QuotaTable
 from residency.runtime.recorder import RouteRecorder
 from residency.runtime.routing import Routing
 from residency.runtime.slots import SlotPool
@@ -39,6 +40,16 @@ class Executor(Protocol):
 
     def layer(self, step: Step, call: Call) -> torch.Tensor:
         """What the experts add: [T, H]."""
+
+
+class Decoder(Executor, Protocol):
+    """Runs the experts of decode steps."""
+
+    def prepare(self) -> None:
+        """The host's part, before a step: the device is done with the last one."""
+
+    def finish(self) -> None:
+        """The device's part, behind the last layer of a step; a graph may capture it."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +94,9 @@ class OffloadRuntime:
         transfers = Transfers(banks, self.rows, self.lanes, self.counters)
         ring = StagingRing(plan.num_slots, plan.ring, plan.group_size, self.lanes)
         maths: Maths = ExpertMath(layout, self.rows)
-        self._decode: Executor = DecodeExecutor(
-            policies.decode, self.pool, banks, transfers, maths, self.counters
+        self.quotas = QuotaTable(policies.decode, space, device)
+        self._decode: Decoder = DecodeExecutor(
+            self.quotas, self.pool, banks, transfers, maths, self.counters
         )
         self.capturable = False
         if shape is not None:
@@ -92,11 +104,17 @@ class OffloadRuntime:
             from residency.runtime.fused_decode import FusedDecode
 
             maths = FusedMaths(shape, self.rows, space.num_experts)
-            if not policies.decode.computes_on_host:
+            if not policies.decode.computes_on_host(space.num_layers):
                 self._decode = FusedDecode(shape, self.pool, banks, self.rows, self.counters)
                 self.capturable = True
         self._prefill = PrefillExecutor(
-            policies.prefill, self.pool, ring, transfers, maths, self.counters
+            policies.prefill,
+            self.pool,
+            ring,
+            transfers,
+            maths,
+            self.counters,
+            self.quotas.host_layers,
         )
 
     @contextmanager
@@ -119,6 +137,7 @@ class OffloadRuntime:
         """The host's part of a step, due before each one, replayed steps included."""
         if phase is Phase.DECODE:
             self.pool.invalidate()
+            self._decode.prepare()
         horizon = self.policies.cache.horizon
         if horizon is not None and self._tokens_seen + num_tokens >= horizon:
             self.policies.cache.rebase(horizon // 2)
@@ -134,6 +153,8 @@ class OffloadRuntime:
         self.policies.cache.refresh(Step(self.clock, 0, phase))
         try:
             yield
+            if phase is Phase.DECODE:
+                self._decode.finish()
         finally:
             self._phase = None
 

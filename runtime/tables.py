@@ -53,6 +53,7 @@ _ROWS: dict[str, Callable[[Report, PhaseTotals], str]] = {
     "misses": lambda report, phase: f"{phase.misses:,}",
     "hit rate": _hit_rate,
     "evictions": lambda report, phase: f"{phase.evictions:,}",
+    "fetched": lambda report, phase: f"{phase.fetched:,}",
     "computed on host": lambda report, phase: f"{phase.computed:,}",
     "link share of time": lambda report, phase: _share(phase.link_share),
 }

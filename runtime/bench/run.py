@@ -50,6 +50,7 @@ class _Judge:
         self._policies = engine.policies
         self._rate = link.rate.median
         self._compute = compute
+        self._num_layers = engine.architecture.space.num_layers
         plan = engine.runtime.plan
         self._group_s = plan.group_size * plan.row_bytes / self._rate
 
@@ -66,7 +67,7 @@ class _Judge:
     def decode(self, samples: Samples) -> Decode:
         """A decode step always waits for its router."""
         compute_s = self._compute.decode_s
-        if compute_s is None or self._policies.decode.computes_on_host:
+        if compute_s is None or self._policies.decode.computes_on_host(self._num_layers):
             return Decode(samples, None)
         link_s = samples.link_bytes / samples.tokens / self._rate
         return Decode(samples, Floor.of(link_s, compute_s, self._group_s, waits=True))

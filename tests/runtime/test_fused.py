@@ -85,7 +85,7 @@ def test_a_decode_step_equals_plain_maths_and_counts_alike(module, banks, policy
     counters = Counters(SPACE.num_layers, row_bytes, DEVICE)
     decode = FusedDecode(shape, pool, banks, rows, counters)
     oracle = SlotPool(SPACE, num_slots, type(policy)(policy.config), torch.device("cpu"))
-    expected = torch.zeros(SPACE.num_layers, 4, dtype=torch.int64)
+    expected = torch.zeros(SPACE.num_layers, 5, dtype=torch.int64)
     for token, layer in itertools.product(range(6), range(SPACE.num_layers)):
         call = random_call(module, 1, seed=token * 2 + layer)
         step = Step(torch.tensor(token, device=DEVICE), layer, Phase.DECODE)

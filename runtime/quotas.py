@@ -1,0 +1,56 @@
+"""Quotas: the decode target's answer, where the admission of a step reads it."""
+
+from __future__ import annotations
+
+import torch
+
+from residency.policies.decode import DecodeTarget
+from residency.policies.step import IdSpace
+from residency.runtime.rates import Rates, StepTimes
+
+ROW_MULTIPLE = 4  # rows of the table are 16 bytes apart or a multiple, as kernels like them
+
+
+class QuotaTable:
+    """How many of a layer's missing experts a step fetches, kept up to date between steps.
+
+    table_LM: int32 [L, M] on the device, M above E; of m missing experts table_LM[l, m] are fetched.
+    """
+
+    def __init__(self, target: DecodeTarget, space: IdSpace, device: torch.device) -> None:
+        self.target = target
+        self.space = space
+        self.host_layers = target.host_layers(space.num_layers)
+        self.rates = Rates(space.num_layers)
+        self._most = space.top_k  # experts that a step asks for
+        self._steps_left = 0
+        width = -(-(space.num_experts + 1) // ROW_MULTIPLE) * ROW_MULTIPLE
+        everything = torch.arange(width, dtype=torch.int32)
+        self._host_LM = everything.repeat(space.num_layers, 1)
+        self._host_LM[sorted(self.host_layers)] = 0
+        if device.type == "cuda":
+            self._host_LM = self._host_LM.pin_memory()
+        self.table_LM = self._host_LM.to(device)
+
+    def of(self, layer: int, num_ids: int) -> torch.Tensor | None:
+        """The layer's row, int32 [M], for steps of `num_ids` experts; None: all are fetched."""
+        self._most = max(self._most, min(num_ids, self.space.num_experts))
+        if self.target.splits or layer in self.host_layers:
+            return self.table_LM[layer]
+        return None
+
+    def observe(self, step: StepTimes) -> None:
+        """Take in what a step took; the device must be done with it."""
+        if not self.target.splits:
+            return
+        placed = sorted(self.host_layers)
+        step.fetched[placed] = step.computed[placed] = 0  # there is nothing to split
+        self.rates.observe(step)
+        self._steps_left -= 1
+        if self._steps_left > 0:
+            return
+        quotas = self.target.quotas(self.rates.measured(), self._most)
+        self._steps_left = quotas.steps
+        self._host_LM[:, : self._most + 1] = quotas.table_LM
+        self._host_LM[placed] = 0
+        self.table_LM.copy_(self._host_LM, non_blocking=True)
