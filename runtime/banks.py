@@ -16,8 +16,7 @@ class Banks:
         self.space = space
         self.layout = layout
         self.layers = [
-            empty_rows(space.num_experts, layout.row_bytes)
-            for _ in range(space.num_layers)
+            empty_rows(space.num_experts, layout.row_bytes) for _ in range(space.num_layers)
         ]
         self._views = [layout.views(rows) for rows in self.layers]
 

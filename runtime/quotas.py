@@ -6,7 +6,7 @@ import torch
 
 from residency.policies.decode import DecodeTarget
 from residency.policies.step import IdSpace
-from residency.runtime.rates import Rates, StepTimes
+from residency.runtime.rates import WINDOW, Rates, StepTimes
 
 ROW_MULTIPLE = 4  # rows of the table are 16 bytes apart or a multiple, as kernels like them
 
@@ -23,7 +23,8 @@ class QuotaTable:
         self.host_layers = target.host_layers(space.num_layers)
         self.rates = Rates(space.num_layers)
         self._most = space.top_k  # experts that a step asks for
-        self._steps_left = 0
+        self._steps: list[StepTimes] = []  # not taken in yet
+        self._asked_after = 1  # steps
         width = -(-(space.num_experts + 1) // ROW_MULTIPLE) * ROW_MULTIPLE
         everything = torch.arange(width, dtype=torch.int32)
         self._host_LM = everything.repeat(space.num_layers, 1)
@@ -45,12 +46,18 @@ class QuotaTable:
             return
         placed = sorted(self.host_layers)
         step.fetched[placed] = step.computed[placed] = 0  # there is nothing to split
-        self.rates.observe(step)
-        self._steps_left -= 1
-        if self._steps_left > 0:
-            return
+        self._steps.append(step)
+        due = len(self._steps) >= self._asked_after
+        if due or len(self._steps) == WINDOW:
+            self.rates.observe(self._steps)
+            self._asked_after -= len(self._steps)
+            self._steps.clear()
+        if due:
+            self._ask()
+
+    def _ask(self) -> None:
         quotas = self.target.quotas(self.rates.measured(), self._most)
-        self._steps_left = quotas.steps
+        self._asked_after = quotas.steps
         self._host_LM[:, : self._most + 1] = quotas.table_LM
-        self._host_LM[placed] = 0
+        self._host_LM[sorted(self.host_layers)] = 0
         self.table_LM.copy_(self._host_LM, non_blocking=True)

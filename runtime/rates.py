@@ -6,6 +6,7 @@ memory and slow each other down. A line is fitted to the last WINDOW steps of it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ FADING = 1 / 8  # of the mean number of misses, per step
 
 FloatArray = np.ndarray
 IntArray = np.ndarray
+BoolArray = np.ndarray
 
 
 class StepTimes(NamedTuple):
@@ -41,32 +43,37 @@ class Rates:
         self._idle_s_LW = np.zeros((num_layers, len(Way)))
         self._misses_L = np.zeros(num_layers)
 
-    def observe(self, step: StepTimes) -> None:
-        """Take in one step."""
-        fetching, computing = step.fetched > 0, step.computed > 0
+    def observe(self, steps: Sequence[StepTimes]) -> None:
+        """Take in steps, in order, at most WINDOW."""
+        fetched, fetch_s, computed, host_s = map(np.stack, zip(*steps, strict=True))
+        fetching, computing = fetched > 0, computed > 0
         both = fetching & computing
-        ways_WL = np.stack([fetching & ~computing, computing & ~fetching, both])
+        ways = np.stack([fetching & ~computing, computing & ~fetching, both], axis=-1)
         self._insert(
-            np.concatenate([ways_WL, both[None]]),
-            np.stack([step.fetched, step.computed] * 2),
-            np.stack([step.fetch_s, step.host_s] * 2),
+            np.stack([ways[..., Way.FETCHED], ways[..., Way.COMPUTED], both, both]),
+            np.stack([fetched, computed] * 2),
+            np.stack([fetch_s, host_s] * 2),
         )
-        layer_s = np.maximum(step.fetch_s * fetching, step.host_s * computing)
-        self._idle_s_LW += layer_s[:, None]
-        self._idle_s_LW[ways_WL.T] = 0
-        self._steps_LW += ways_WL.T
-        self._misses_L += FADING * (step.fetched + step.computed - self._misses_L)
+        layer_s = np.maximum(fetch_s * fetching, host_s * computing)
+        not_since = ~np.logical_or.accumulate(ways[::-1])[::-1]
+        self._idle_s_LW[ways.any(axis=0)] = 0
+        self._idle_s_LW += (layer_s[..., None] * not_since).sum(axis=0)
+        self._steps_LW += ways.sum(axis=0)
+        lasting = (1 - FADING) ** len(steps)
+        self._misses_L *= lasting
+        self._misses_L += (1 - lasting) * (fetched + computed).mean(axis=0)
 
-    def _insert(self, taken_4L: FloatArray, num_4L: IntArray, seconds_4L: FloatArray) -> None:
-        line, layer = np.nonzero(taken_4L)
-        place = self._seen_4L[line, layer] % WINDOW
-        first = self._seen_4L[line, layer] == 0
-        for window_4LW, value_4L in ((self._num_4LW, num_4L), (self._seconds_4LW, seconds_4L)):
-            value = value_4L[line, layer]
+    def _insert(self, taken: BoolArray, num: IntArray, seconds: FloatArray) -> None:
+        """taken: bool [4, steps, L], which steps are of a line's kind."""
+        line, step, layer = np.nonzero(taken)
+        order = self._seen_4L[line, layer] + (taken.cumsum(axis=1) - 1)[line, step, layer]
+        first = order == 0
+        for window_4LW, values in ((self._num_4LW, num), (self._seconds_4LW, seconds)):
+            value = values[line, step, layer]
             # The first step of a kind stands for the whole window until others come.
             window_4LW[line[first], layer[first]] = value[first, None]
-            window_4LW[line, layer, place] = value
-        self._seen_4L[line, layer] += 1
+            window_4LW[line, layer, order % WINDOW] = value
+        self._seen_4L += taken.sum(axis=1)
 
     def measured(self) -> Measured:
         """What a decode target is told."""

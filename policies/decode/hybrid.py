@@ -19,9 +19,9 @@ from typing import ClassVar
 import torch
 
 from residency.policies.base import Capability, Conflict
-from residency.policies.decode.base import Line, Measured, Quotas, SlotTarget, Way
+from residency.policies.decode.base import Line, Measured, Quotas, SlotTarget
 
-TRIAL_STEPS = 8  # for which quotas are kept, those of a trial as well
+TRIAL_STEPS = 16  # for which quotas are kept, those of a trial as well
 TRIAL_SHARE = 0.005  # of a layer's time that trials of each way may cost
 LEAST_IDLE = 128  # steps between trials of a way that costs nothing
 LEAST_MISSES = 0.5  # per step: with fewer there is nothing to gain
@@ -84,15 +84,15 @@ class Hybrid(SlotTarget):
         typical_L = measured.misses.round().long().clamp(1, quotas_LM.shape[1] - 1)
         num_layers = len(typical_L)
         chosen_L = quotas_LM.gather(1, typical_L[:, None])[:, 0]
-        half_L = (typical_L + 1) // 2
-        seconds_L = split_seconds(measured, chosen_L, typical_L)
-        ways = (typical_L, typical_L * 0, half_L)
-        way_s = torch.stack([split_seconds(measured, f, typical_L) for f in ways], dim=1)
-        loss_LW = (way_s - seconds_L[:, None]).nan_to_num(0, 0, 0).clamp(min=0)
-        apart_LW = LEAST_IDLE * seconds_L[:, None].nan_to_num(0, 0, 0)
+        ways = (typical_L, typical_L * 0, (typical_L + 1) // 2, chosen_L)
+        seconds_LW = split_seconds(measured, torch.stack(ways, dim=1), typical_L[:, None])
+        chosen_s_L1 = seconds_LW[:, -1:]
+        loss_LW = (seconds_LW[:, :-1] - chosen_s_L1).nan_to_num(0, 0, 0)
+        apart_L1 = LEAST_IDLE * chosen_s_L1.nan_to_num(0, 0, 0)
         # Layers take their trials one after another rather than all in the same step.
         turn_L = 1 + torch.arange(num_layers) / num_layers
-        patience_LW = torch.maximum(loss_LW * TRIAL_STEPS / TRIAL_SHARE, apart_LW) * turn_L[:, None]
+        patience_LW = torch.maximum(loss_LW * (TRIAL_STEPS / TRIAL_SHARE), apart_L1)
+        patience_LW = patience_LW * turn_L[:, None]
         return _first(self._possible(measured) & (measured.idle_s > patience_LW))
 
     def _possible(self, measured: Measured) -> torch.Tensor:
@@ -102,24 +102,21 @@ class Hybrid(SlotTarget):
         return caps_W & (measured.misses[:, None] >= least_W)
 
 
-def split_seconds(
-    measured: Measured, fetched: torch.Tensor, misses: torch.Tensor
-) -> torch.Tensor:
-    """How long `misses` take of which `fetched` are fetched: [L, ...], infinite where unknown."""
+def split_seconds(measured: Measured, fetched: torch.Tensor, misses: torch.Tensor) -> torch.Tensor:
+    """How long `misses` take of which `fetched` are fetched: [L, ...], infinite where unknown.
+
+    Both int64 [L, ...] or broadcastable to it.
+    """
     computed = misses - fetched
-    both = torch.maximum(
-        measured.fetched_beside.seconds(fetched), measured.computed_beside.seconds(computed)
-    )
-    alone = torch.where(
-        computed == 0, measured.fetched.seconds(fetched), measured.computed.seconds(computed)
-    )
-    seconds = torch.where((computed == 0) | (fetched == 0), alone, both)
-    return seconds.nan_to_num(torch.inf, torch.inf)
+    fetched_s = measured.fetched_beside.seconds(fetched)
+    fetched_s = torch.where(computed == 0, measured.fetched.seconds(fetched), fetched_s)
+    computed_s = measured.computed_beside.seconds(computed)
+    computed_s = torch.where(fetched == 0, measured.computed.seconds(computed), computed_s)
+    computed_s = computed_s.masked_fill(computed == 0, 0)
+    return torch.maximum(fetched_s.masked_fill(fetched == 0, 0), computed_s).nan_to_num(torch.inf)
 
 
-def best_split(
-    measured: Measured, least: torch.Tensor, highest: torch.Tensor
-) -> torch.Tensor:
+def best_split(measured: Measured, least: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
     """The number to fetch that ends a step soonest: int64 [L, M], of m = 0, 1, ... missing experts.
 
     least, highest: int64 [M], the bounds of each number. Of equally good ones the highest is taken,
@@ -127,18 +124,14 @@ def best_split(
     own number, so that the best of a split lies beside the place where they cross.
     """
     misses = torch.arange(len(least))[None]
-    fetch, host = measured.fetched_beside, measured.computed_beside
-    met = _crossing(fetch, host, misses)
-    low = torch.minimum(met.floor().nan_to_num(0).long().clamp(min=1), (misses - 1).clamp(min=0))
-    best = misses.expand(len(measured.misses), -1).clamp(least, highest)
-    best_s = split_seconds(measured, best, misses)
-    for candidate in (low + 1, low, torch.zeros_like(low)):
-        fetched = torch.minimum(candidate, misses).clamp(least, highest)
-        seconds = split_seconds(measured, fetched, misses)
-        sooner = seconds < best_s
-        best = torch.where(sooner, fetched, best)
-        best_s = torch.where(sooner, seconds, best_s)
-    return best
+    met = _crossing(measured.fetched_beside, measured.computed_beside, misses)
+    low = met.nan_to_num(0).long().clamp(min=1)
+    everything = misses.expand_as(low)
+    candidates = torch.stack([everything, low + 1, low, torch.zeros_like(low)], dim=-1)
+    bounds = (least[:, None], torch.minimum(highest, misses[0])[:, None])
+    candidates = candidates.clamp(*bounds)
+    seconds = split_seconds(measured, candidates, misses[..., None])
+    return candidates.gather(-1, seconds.argmin(-1, keepdim=True))[..., 0]
 
 
 def _crossing(fetch: Line, host: Line, misses: torch.Tensor) -> torch.Tensor:
