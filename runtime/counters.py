@@ -57,12 +57,14 @@ class Counters:
         self._counts = torch.zeros(shape, dtype=torch.int64, device=device)
         self._host_counts = torch.zeros(shape, dtype=torch.int64)
         self._gathered = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._published = torch.zeros(shape[:2], dtype=torch.int64, device=device)
         self._bytes: dict[tuple[int, Phase, Source], int] = defaultdict(int)
 
     def reset(self) -> None:
         self._counts.zero_()
         self._host_counts.zero_()
         self._gathered.zero_()
+        self._published.zero_()
         self._bytes.clear()
 
     def count(self, layer: int, phase: Phase, counts: torch.Tensor) -> None:
@@ -75,6 +77,10 @@ class Counters:
         Their bytes are known only there: one row for each miss that the host does not compute.
         """
         return self._gathered[PHASES.index(phase), layer]
+
+    def published(self, layer: int, phase: Phase) -> torch.Tensor:
+        """int64 [1] to which device code adds the bytes of activations that it moves itself."""
+        return self._published[PHASES.index(phase), layer : layer + 1]
 
     def count_evictions(self, layer: int, phase: Phase, counts: torch.Tensor) -> None:
         """Add only the evictions of an admission whose lookups were counted before."""
@@ -105,10 +111,12 @@ class Counters:
     def _rows(self) -> Iterator[LayerCounts]:
         counts = ((self._counts + self._gathered).cpu() + self._host_counts).tolist()
         gathered = (self._gathered[..., MISSES] - self._gathered[..., COMPUTED]).tolist()
+        published = self._published.tolist()
         for p, phase in enumerate(PHASES):
             for layer, (lookups, hits, misses, evictions, computed) in enumerate(counts[p]):
                 moved = {str(s): self._bytes.get((layer, phase, s), 0) for s in Source}
                 moved[Source.FETCH] += gathered[p][layer] * self._row_bytes
+                moved[Source.ACTIVATIONS] += published[p][layer]
                 yield LayerCounts(
                     layer=layer,
                     phase=str(phase),

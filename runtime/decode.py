@@ -13,6 +13,7 @@ from residency.runtime.admission import Placed, Rows
 from residency.runtime.banks import Banks
 from residency.runtime.counters import Counters, Source
 from residency.runtime.experts import Call, ExpertMath, Maths, Work
+from residency.runtime.host_nodes import HostExperts, HostJob
 from residency.runtime.lanes import Mark
 from residency.runtime.quotas import QuotaTable
 from residency.runtime.rates import StepTimes
@@ -36,13 +37,17 @@ class DecodeExecutor:
         transfers: Transfers,
         maths: Maths,
         counters: Counters,
+        host: HostExperts | None = None,
     ) -> None:
+        """host: computes experts in their banks; None for plain torch."""
         self.quotas = quotas
         self.pool = pool
         self.banks = banks
         self.transfers = transfers
         self.maths = maths
         self.counters = counters
+        self.host = host
+        self._jobs: dict[tuple[int, int], HostJob] = {}
         self._host_maths = [ExpertMath(banks.layout, rows) for rows in banks.layers]
         self._forget_times()
 
@@ -72,12 +77,20 @@ class DecodeExecutor:
         placed = Placed.of(admission, step.layer, self.pool.space)
         copied = self._fetch(step, placed.misses)
         self.maths.run(work, *placed.hits)
+        extra_TH = None
         if placed.on_host:
-            self._compute_on_host(step, work, placed.on_host)
+            start = time.perf_counter()
+            if self.host is None:
+                self._compute_in_torch(step, work, placed.on_host)
+            else:
+                extra_TH = self._compute_in_job(self.host, step, call, placed.on_host)
+            self._computed[step.layer] = len(placed.on_host)
+            self._host_s[step.layer] = time.perf_counter() - start
         if placed.misses.experts:
             self.transfers.lanes.wait(copied)
             self.maths.run(work, *placed.misses)
-        return work.combined()
+        out_TH = work.combined()
+        return out_TH if extra_TH is None else out_TH + extra_TH.to(out_TH)
 
     def _fetch(self, step: Step, misses: Rows) -> Mark:
         if not misses.experts:
@@ -88,9 +101,27 @@ class DecodeExecutor:
         self._copied[step.layer] = mark
         return mark
 
-    def _compute_on_host(self, step: Step, work: Work, experts: Sequence[int]) -> None:
+    def _compute_in_job(
+        self, host: HostExperts, step: Step, call: Call, experts: Sequence[int]
+    ) -> torch.Tensor:
+        """The sum of `experts` over each token, fp32 [T, H], overwritten by the layer's next."""
+        key = (step.layer, len(call.ids_TK))
+        if key not in self._jobs:
+            self._jobs[key] = host.job(*key)
+        job = self._jobs[key]
+        job.x_TH.copy_(call.x_TH)
+        job.ids_TK.copy_(call.ids_TK)
+        job.weights_TK.copy_(call.weights_TK)
+        job.chosen_E.zero_()
+        job.chosen_E[experts] = 1
+        host.run(job)
+        if call.x_TH.device != HOST:
+            num_bytes = job.x_TH.nbytes + job.y_TH.nbytes
+            self.counters.moved(step.layer, step.phase, Source.ACTIVATIONS, num_bytes)
+        return job.y_TH
+
+    def _compute_in_torch(self, step: Step, work: Work, experts: Sequence[int]) -> None:
         """Results of `experts`, computed in the bank."""
-        start = time.perf_counter()
         host_work = work.to(HOST)
         self._host_maths[step.layer].run(host_work, experts, experts)
         chosen = torch.isin(work.call.ids_TK, torch.tensor(experts, device=work.call.x_TH.device))
@@ -98,5 +129,3 @@ class DecodeExecutor:
         if work.call.x_TH.device != HOST:
             num_bytes = host_work.call.x_TH.nbytes + host_work.results_TKH[chosen.cpu()].nbytes
             self.counters.moved(step.layer, step.phase, Source.ACTIVATIONS, num_bytes)
-        self._computed[step.layer] = len(experts)
-        self._host_s[step.layer] = time.perf_counter() - start

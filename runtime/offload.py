@@ -21,6 +21,7 @@ from residency.runtime.banks import Banks
 from residency.runtime.counters import Counters
 from residency.runtime.decode import DecodeExecutor
 from residency.runtime.experts import Call, ExpertMath, Maths
+from residency.runtime.host_nodes import HostExperts, HostNodes
 from residency.runtime.lanes import Lanes
 from residency.runtime.memory import MemoryPlan
 from residency.runtime.prefill import PrefillExecutor
@@ -72,9 +73,11 @@ class OffloadRuntime:
         device: torch.device,
         routing: Routing | None = None,
         shape: ExpertShape | None = None,
+        host: HostExperts | None = None,
     ) -> None:
         """routing: replaces the model's routes; None leaves them.
         shape: the kernels' view of a row; None computes in plain torch.
+        host: computes experts in their banks; None for plain torch, which no graph captures.
         """
         space, layout = banks.space, banks.layout
         self.banks = banks
@@ -96,7 +99,7 @@ class OffloadRuntime:
         maths: Maths = ExpertMath(layout, self.rows)
         self.quotas = QuotaTable(policies.decode, space, device)
         self._decode: Decoder = DecodeExecutor(
-            self.quotas, self.pool, banks, transfers, maths, self.counters
+            self.quotas, self.pool, banks, transfers, maths, self.counters, host
         )
         self.capturable = False
         if shape is not None:
@@ -104,8 +107,12 @@ class OffloadRuntime:
             from residency.runtime.fused_decode import FusedDecode
 
             maths = FusedMaths(shape, self.rows, space.num_experts)
-            if not policies.decode.computes_on_host(space.num_layers):
-                self._decode = FusedDecode(shape, self.pool, banks, self.rows, self.counters)
+            beside = policies.decode.computes_on_host(space.num_layers)
+            nodes = HostNodes.of(host, device) if beside else None
+            if nodes is not None or not beside:
+                self._decode = FusedDecode(
+                    shape, self.pool, banks, self.rows, self.counters, self.quotas, nodes
+                )
                 self.capturable = True
         self._prefill = PrefillExecutor(
             policies.prefill,

@@ -14,7 +14,8 @@ ROW_MULTIPLE = 4  # rows of the table are 16 bytes apart or a multiple, as kerne
 class QuotaTable:
     """How many of a layer's missing experts a step fetches, kept up to date between steps.
 
-    table_LM: int32 [L, M] on the device, M above E; of m missing experts table_LM[l, m] are fetched.
+    table_LM: int32 [L, M] on the device, M above E; of m missing experts it lets table_LM[l, m] be
+    fetched.
     """
 
     def __init__(self, target: DecodeTarget, space: IdSpace, device: torch.device) -> None:

@@ -126,9 +126,7 @@ class SlotTarget(DecodeTarget):
             yield self._refused(str(error))
             return
         if len(layers) == num_layers:
-            reason = (
-                f"that is each of the model's {num_layers} MoE layers, and no slot is ever read"
-            )
+            reason = f"those are all {num_layers} MoE layers, and no slot is ever read"
             yield self._refused(reason, "decode=cpu")
 
     def host_layers(self, num_layers: int) -> frozenset[int]:

@@ -125,7 +125,7 @@ def best_split(measured: Measured, least: torch.Tensor, highest: torch.Tensor) -
     """
     misses = torch.arange(len(least))[None]
     met = _crossing(measured.fetched_beside, measured.computed_beside, misses)
-    low = met.nan_to_num(0).long().clamp(min=1)
+    low = torch.minimum(met.nan_to_num(0).clamp(1, len(least)).long(), misses - 1)
     everything = misses.expand_as(low)
     candidates = torch.stack([everything, low + 1, low, torch.zeros_like(low)], dim=-1)
     bounds = (least[:, None], torch.minimum(highest, misses[0])[:, None])

@@ -91,8 +91,9 @@ def _list_kernel(
     quota_ptr: tl.tensor, unique_ptr: tl.tensor, copy_expert_ptr: tl.tensor,
     copy_slot_ptr: tl.tensor, host_expert_ptr: tl.tensor, counts_ptr: tl.tensor,
     totals_ptr: tl.tensor, list_key_ptr: tl.tensor, list_tie_ptr: tl.tensor,
-    list_slot_ptr: tl.tensor, num: tl.tensor, base: tl.tensor, num_experts: tl.tensor, num_ids: tl.tensor, num_slots: tl.tensor, lists: tl.tensor,
-    N_PAD: tl.constexpr, LENGTH: tl.constexpr,
+    list_slot_ptr: tl.tensor, num: tl.tensor, base: tl.tensor, num_experts: tl.tensor,
+    num_ids: tl.tensor, num_slots: tl.tensor, lists: tl.tensor, N_PAD: tl.constexpr,
+    LENGTH: tl.constexpr,
 ) -> None:  # fmt: skip
     program = tl.program_id(0)
     item = tl.arange(0, N_PAD)
