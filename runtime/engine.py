@@ -230,7 +230,7 @@ class Engine:
             counters=rows,
             memory=self.runtime.plan.as_dict(),
             environment=environment(self.device),
-            notes=self.notes,
+            notes=[*self.notes, *self.runtime.notes()],
         )
 
 

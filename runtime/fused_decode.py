@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from residency.policies.step import Step
-from residency.runtime.admission import copy_list
+from residency.runtime.admission import Copies, copy_list
 from residency.runtime.banks import Banks
 from residency.runtime.counters import Counters
 from residency.runtime.experts import Call
@@ -31,14 +31,14 @@ from residency.runtime.slots import SlotPool
 
 
 class Placing(NamedTuple):
-    """Where a step's experts are, once what it fetches has been copied.
+    """Where a step's experts are, once `copies` have been made.
 
-    row_of_E: int32 [E], -1 for those that are not on the device. copies: experts, rows and their
-    number, as the gather takes them. host_expert: int32 [N], -1 for none. counts: int32 [6].
+    row_of_E: int32 [E], -1 for those that are not on the device. host_expert: int32 [N], -1 for
+    none. counts: int32 [6], as the admission kernel gives them.
     """
 
     row_of_E: torch.Tensor
-    copies: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    copies: Copies
     host_expert: torch.Tensor
     counts: torch.Tensor
 
@@ -156,7 +156,7 @@ class FusedDecode:
             quota=quota,
         )
         self._touch(admitted.unique, step)
-        copies = (admitted.copy_expert, admitted.copy_slot, admitted.num_copies)
+        copies = Copies(admitted.copy_expert, admitted.copy_slot, admitted.num_copies)
         row_of_E = pool.layer_slots(step.layer)
         return Placing(row_of_E, copies, admitted.host_expert, admitted.counts)
 
@@ -175,4 +175,4 @@ class FusedDecode:
         host_expert = torch.where(admission.on_host, experts, -1).int()
         padding = host_expert.new_full((ids.numel() - len(host_expert),), -1)
         counts = torch.cat([admission.counts.int(), copies.number])
-        return Placing(spare_E[:-1], tuple(copies), torch.cat([host_expert, padding]), counts)
+        return Placing(spare_E[:-1], copies, torch.cat([host_expert, padding]), counts)

@@ -51,7 +51,8 @@ def admit_on_host(
         evictions = int((evicted != sink).sum())
     sums = [int(mask.sum()) for mask in (real, hit, missing, on_host)]
     counts = torch.tensor([*sums[:3], evictions, sums[3]])
-    return Admission(unique, *map(torch.from_numpy, (rows, fetched, on_host)), counts)
+    masks = torch.from_numpy(fetched), torch.from_numpy(on_host)
+    return Admission(unique, torch.from_numpy(rows), *masks, counts)
 
 
 def within_quota_on_host(

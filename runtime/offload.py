@@ -184,6 +184,14 @@ class OffloadRuntime:
         self._prefill.abort()
         self.pool.empty()
 
+    def notes(self) -> list[str]:
+        """Lines for a report, on what has run."""
+        notes = self.quotas.notes()
+        beside = self.policies.decode.computes_on_host(self.banks.space.num_layers)
+        if self.rows.device.type == "cuda" and beside and not self.capturable:
+            notes.append("decode runs outside a graph: no native function computes these experts")
+        return notes
+
     def forget(self) -> None:
         """Empty the slots and the policy's memory, as if nothing had ever run."""
         self.pool.clear()

@@ -41,6 +41,18 @@ class QuotaTable:
             return self.table_LM[layer]
         return None
 
+    def notes(self) -> list[str]:
+        """For a report: seconds an expert takes on either side, over the layers' medians."""
+        if not self.target.splits:
+            return []
+        measured = self.rates.measured()
+        sides = {"fetched": measured.fetched_beside, "computed": measured.computed_beside}
+        each = {name: line.each_s[~line.each_s.isnan()] for name, line in sides.items()}
+        told = [f"{s.median() * 1e6:.0f} us {name}" for name, s in each.items() if len(s)]
+        if not told:
+            return [f"decode={self.target.name}: no step has run on both sides yet"]
+        return [f"decode={self.target.name}, side by side, an expert: {', '.join(told)}"]
+
     def observe(self, step: StepTimes) -> None:
         """Take in what a step took; the device must be done with it."""
         if not self.target.splits:

@@ -84,8 +84,16 @@ class Rates:
             Line(torch.from_numpy(fixed_L), torch.from_numpy(each_L))
             for fixed_L, each_L in zip(fixed_4L, each_4L, strict=True)
         ]
-        rest = (self._misses_L, self._steps_LW, self._idle_s_LW)
-        return Measured(*lines, *(torch.from_numpy(array.copy()) for array in rest))
+        fetched, computed, fetched_beside, computed_beside = lines
+        return Measured(
+            fetched=fetched,
+            computed=computed,
+            fetched_beside=fetched_beside,
+            computed_beside=computed_beside,
+            misses=torch.from_numpy(self._misses_L.copy()),
+            steps=torch.from_numpy(self._steps_LW.copy()),
+            idle_s=torch.from_numpy(self._idle_s_LW.copy()),
+        )
 
 
 def fit(num: FloatArray, seconds: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -126,8 +126,10 @@ class SlotTarget(DecodeTarget):
             yield self._refused(str(error))
             return
         if len(layers) == num_layers:
-            reason = f"those are all {num_layers} MoE layers, and no slot is ever read"
-            yield self._refused(reason, "decode=cpu")
+            reason = (
+                f"those are all {num_layers} MoE layers, which leaves no slots: that is decode=cpu"
+            )
+            yield self._refused(reason)
 
     def host_layers(self, num_layers: int) -> frozenset[int]:
         asked = self.config.cpu_layers
@@ -139,9 +141,9 @@ class SlotTarget(DecodeTarget):
             raise ValueError(f"{last}, and this asks for layer {max(layers)}")
         return frozenset(layers)
 
-    def _refused(self, reason: str, mend: str = "decode.cpu_layers=0") -> Conflict:
+    def _refused(self, reason: str) -> Conflict:
         asked = str(self.config.cpu_layers).replace(" ", "")
-        return Conflict((f"decode.cpu_layers={asked}",), reason, mend)
+        return Conflict((f"decode.cpu_layers={asked}",), reason, "decode.cpu_layers=0")
 
 
 def _is_count(asked: object) -> bool:

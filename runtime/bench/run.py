@@ -22,6 +22,7 @@ def measure(engine: Engine, plan: Plan, told: Callable[[str], None]) -> BenchRep
     meter = Meter(engine, plan)
     decode = meter.decode()
     told(f"decode: {decode.per_token.median * 1e3:.2f} ms a token")
+    runtime_notes = engine.runtime.notes()
     prefill = tuple(meter.prefills(lambda samples: told(_line(samples))))
     told("all resident")
     compute = resident(engine, meter)
@@ -39,7 +40,7 @@ def measure(engine: Engine, plan: Plan, told: Callable[[str], None]) -> BenchRep
         load_s=engine.load_s,
         memory=runtime_plan.as_dict(),
         environment=environment(engine.device),
-        notes=list(engine.notes),
+        notes=[*engine.notes, *runtime_notes],
     )
 
 

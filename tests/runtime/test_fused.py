@@ -22,6 +22,7 @@ from residency.runtime.experts import Call, ExpertMath
 from residency.runtime.fused import FusedMaths, kernel_shape
 from residency.runtime.fused_decode import FusedDecode
 from residency.runtime.host_nodes import HostNodes
+from residency.runtime.kernels import gather
 from residency.runtime.layout import RowLayout
 from residency.runtime.quotas import QuotaTable
 from residency.runtime.slots import SlotPool
@@ -51,6 +52,13 @@ def banks():
     if DEVICE.type == "cuda":
         banks.layers = [rows.pin_memory() for rows in banks.layers]
     return banks
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch):
+    """The interpreter runs programs one by one; a thousand that find nothing to copy take long."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(gather, "ON_DEVICE", gather.GatherConfig(4, 8192, 4))
 
 
 def random_call(module, num_tokens, seed):
