@@ -69,6 +69,8 @@ class Config:
             prefill = policies.prefill.config
             slots, batch = policies.cache.num_slots(space), self.workload.batch
             yield from row_faults(space, slots, prefill.groups, batch)
+        if not any(conflict.concerns(("model", "decode")) for conflict in found):
+            yield from self.policies.decode.layer_faults(self.model.architecture.space.num_layers)
 
     def faults(self, *groups: str) -> Iterator[Conflict]:
         """What is wrong with the parts of these groups alone."""

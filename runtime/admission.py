@@ -19,14 +19,17 @@ class Admission(NamedTuple):
     """What one step found and what must be copied. N is at most the number of ids given.
 
     unique: int64 [N] the step's distinct global ids, ascending, padded with the sink id.
-    rows: int64 [N] the row each is read from: a slot, or num_slots + j for the j-th bypassed.
+    rows: int64 [N] the row each is read from: a slot, num_slots + j for the j-th bypassed, or -1
+        for one that is left to the host.
     fetched: bool [N] whether that row must first be filled from the bank.
-    counts: int64 [4] lookups, hits, misses, evictions.
+    on_host: bool [N] the missing ones beyond the quota, which the host computes.
+    counts: int64 [5] lookups, hits, misses, evictions, and how many of the misses are on_host.
     """
 
     unique: torch.Tensor
     rows: torch.Tensor
     fetched: torch.Tensor
+    on_host: torch.Tensor
     counts: torch.Tensor
 
 
@@ -41,17 +44,21 @@ class Rows(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """An admission read back to the host: what is in place, and what must be copied."""
+    """An admission read back to the host: what is in place, what must be copied, and the experts
+    that the host computes.
+    """
 
     hits: Rows
     misses: Rows
+    on_host: list[int]
 
     @classmethod
     def of(cls, admission: Admission, layer: int, space: IdSpace) -> Placed:
-        unique, rows, missed = (tensor.cpu().numpy() for tensor in admission[:3])
+        unique, rows, fetched, on_host = (tensor.cpu().numpy() for tensor in admission[:4])
         experts = unique - layer * space.num_experts
-        hit = ~missed & (unique != space.sink)
-        return cls(*(Rows(experts[m].tolist(), rows[m].tolist()) for m in (hit, missed)))
+        hit = ~(fetched | on_host) & (unique != space.sink)
+        hits, misses = (Rows(experts[m].tolist(), rows[m].tolist()) for m in (hit, fetched))
+        return cls(hits, misses, experts[on_host].tolist())
 
 
 def distinct(experts: torch.Tensor, layer: int, space: IdSpace) -> torch.Tensor:
@@ -73,15 +80,18 @@ def admit(
     id_of: torch.Tensor,
     keys: torch.Tensor,
     admitted: torch.Tensor | None,
+    quota: torch.Tensor | None = None,
 ) -> Admission:
     """Admit the missing ids of one step and update both maps in place.
 
     unique: int64 [N] as `distinct` gives it. slot_of: int32 [num_ids + 1], -1 where absent.
     id_of: int32 [num_slots], the sink id where empty. keys: int64 [num_ids + 1], as they were
-    before this step's touch. admitted: bool [N], or None for all.
+    before this step's touch. admitted: bool [N], or None for all. quota: int [M + 1], of m missing
+    ids quota[m] are fetched; None for all.
 
     Empty slots are filled first, by index; then the residents with the lowest (key, id) go, never
-    one that this step needs. Missing ids, ascending, take the freed slots in that order.
+    one that this step needs. Missing ids, ascending, take the freed slots in that order. Where a
+    quota falls short, those are fetched that are admitted and have the highest (key, id).
     Precondition: the step's admitted and resident ids together are at most num_slots.
     """
     sink, num_slots = len(slot_of) - 1, len(id_of)
@@ -89,9 +99,15 @@ def admit(
     slots = slot_of[unique].long()
     hit = real & (slots >= 0)
     missing = real & ~hit
-    entering = missing if admitted is None else missing & admitted
-    bypassed = missing & ~entering
+    welcome = torch.ones_like(missing) if admitted is None else admitted
+    fetched = missing
+    if quota is not None:
+        fetched = within_quota(missing, welcome, keys[unique], quota)
+    on_host = missing & ~fetched
+    entering = fetched & welcome
+    bypassed = fetched & ~entering
     rows = torch.where(hit, slots, num_slots + bypassed.cumsum(0) - 1)
+    rows = torch.where(on_host, -1, rows)
     evictions = unique.new_zeros(())
     if num_slots:
         order = eviction_order(unique, hit, id_of, keys)
@@ -104,8 +120,20 @@ def admit(
         slot_of[torch.where(entering, unique, sink)] = target.int()
         slot_of[sink] = -1
         _assign(id_of, target, unique, entering)
-    counts = torch.stack([real.sum(), hit.sum(), missing.sum(), evictions])
-    return Admission(unique, rows, missing, counts)
+    counts = torch.stack([real.sum(), hit.sum(), missing.sum(), evictions, on_host.sum()])
+    return Admission(unique, rows, fetched, on_host, counts)
+
+
+def within_quota(
+    missing: torch.Tensor, welcome: torch.Tensor, keys: torch.Tensor, quota: torch.Tensor
+) -> torch.Tensor:
+    """Which missing ids are fetched: bool [N], all arguments but `quota` in ascending id order."""
+    order = keys.argsort(stable=True)
+    order = order[welcome[order].to(torch.uint8).argsort(stable=True)]
+    rank = torch.empty_like(order)
+    above = missing[order].flip(0).cumsum(0).flip(0)  # missing ids of this rank or a higher one
+    rank[order] = above
+    return missing & (rank <= quota.index_select(0, missing.sum().reshape(1)))
 
 
 def eviction_order(

@@ -14,7 +14,8 @@ from residency.policies.errors import PolicyError
 from residency.policies.step import Phase
 
 PHASES = tuple(Phase)
-FIELDS = ("lookups", "hits", "misses", "evictions")
+FIELDS = ("lookups", "hits", "misses", "evictions", "computed")
+MISSES, EVICTIONS, COMPUTED = map(FIELDS.index, ("misses", "evictions", "computed"))
 
 
 class Source(StrEnum):
@@ -41,6 +42,7 @@ class LayerCounts:
     misses: int
     evictions: int
     computed: int  # misses that the host computed where they lie
+    fetched: int  # misses that were copied from the bank to be read by this phase
     bytes: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -56,36 +58,37 @@ class Counters:
         self._counts = torch.zeros(shape, dtype=torch.int64, device=device)
         self._host_counts = torch.zeros(shape, dtype=torch.int64)
         self._gathered = torch.zeros(shape, dtype=torch.int64, device=device)
-        self._computed = torch.zeros(shape[:2], dtype=torch.int64, device=device)
+        self._published = torch.zeros(shape[:2], dtype=torch.int64, device=device)
         self._bytes: dict[tuple[int, Phase, Source], int] = defaultdict(int)
 
     def reset(self) -> None:
         self._counts.zero_()
         self._host_counts.zero_()
         self._gathered.zero_()
-        self._computed.zero_()
+        self._published.zero_()
         self._bytes.clear()
 
     def count(self, layer: int, phase: Phase, counts: torch.Tensor) -> None:
-        """Add int64 [4] lookups, hits, misses, evictions of one step, from host or device."""
-        self._of(counts)[PHASES.index(phase), layer] += counts
+        """Add one step's counts, int64 in the order of FIELDS, from host or device."""
+        self._of(counts)[PHASES.index(phase), layer, : len(counts)] += counts
 
     def gathered(self, layer: int, phase: Phase) -> torch.Tensor:
-        """int64 [4] to which device code adds the counts of steps whose misses it gathers itself.
+        """int64 [5] to which device code adds the counts of steps whose misses it gathers itself.
 
-        Their bytes are known only there: one row for each miss.
+        Their bytes are known only there: one row for each miss that the host does not compute.
         """
         return self._gathered[PHASES.index(phase), layer]
 
+    def published(self, layer: int, phase: Phase) -> torch.Tensor:
+        """int64 [1] to which device code adds the bytes of activations that it moves itself."""
+        return self._published[PHASES.index(phase), layer : layer + 1]
+
     def count_evictions(self, layer: int, phase: Phase, counts: torch.Tensor) -> None:
         """Add only the evictions of an admission whose lookups were counted before."""
-        self._of(counts)[PHASES.index(phase), layer, -1] += counts[-1]
+        self._of(counts)[PHASES.index(phase), layer, EVICTIONS] += counts[EVICTIONS]
 
     def _of(self, counts: torch.Tensor) -> torch.Tensor:
         return self._host_counts if counts.device.type == "cpu" else self._counts
-
-    def count_computed(self, layer: int, phase: Phase, num_experts: torch.Tensor) -> None:
-        self._computed[PHASES.index(phase), layer] += num_experts
 
     def moved(self, layer: int, phase: Phase, source: Source, num_bytes: int) -> None:
         self._bytes[layer, phase, source] += num_bytes
@@ -99,15 +102,22 @@ class Counters:
                     f"layer {row.layer}, {row.phase}: {row.hits} hits + {row.misses} misses are "
                     f"not {row.lookups} lookups"
                 )
+            if row.phase == Phase.DECODE and row.fetched + row.computed != row.misses:
+                raise PolicyError(
+                    f"layer {row.layer}, {row.phase}: {row.fetched} fetched + {row.computed} "
+                    f"computed are not {row.misses} misses"
+                )
         return rows
 
     def _rows(self) -> Iterator[LayerCounts]:
         counts = ((self._counts + self._gathered).cpu() + self._host_counts).tolist()
-        gathered, computed = self._gathered.tolist(), self._computed.tolist()
+        gathered = (self._gathered[..., MISSES] - self._gathered[..., COMPUTED]).tolist()
+        published = self._published.tolist()
         for p, phase in enumerate(PHASES):
-            for layer, (lookups, hits, misses, evictions) in enumerate(counts[p]):
+            for layer, (lookups, hits, misses, evictions, computed) in enumerate(counts[p]):
                 moved = {str(s): self._bytes.get((layer, phase, s), 0) for s in Source}
-                moved[Source.FETCH] += gathered[p][layer][FIELDS.index("misses")] * self._row_bytes
+                moved[Source.FETCH] += gathered[p][layer] * self._row_bytes
+                moved[Source.ACTIVATIONS] += published[p][layer]
                 yield LayerCounts(
                     layer=layer,
                     phase=str(phase),
@@ -115,6 +125,7 @@ class Counters:
                     hits=hits,
                     misses=misses,
                     evictions=evictions,
-                    computed=computed[p][layer],
+                    computed=computed,
+                    fetched=moved[Source.FETCH] // self._row_bytes,
                     bytes=moved,
                 )

@@ -11,7 +11,6 @@ from typing import Self
 
 import torch
 
-from residency.policies.errors import ConfigError
 from residency.policies.step import Phase
 from residency.runtime.architecture import Architecture
 from residency.runtime.batch import Batch
@@ -21,7 +20,7 @@ from residency.runtime.generation import Generation, TextStream
 from residency.runtime.hooks import add_experts, attach, detach
 from residency.runtime.loaded import Loaded
 from residency.runtime.loading import Progress
-from residency.runtime.memory import MemoryPlan, memory_plan, row_faults
+from residency.runtime.memory import MemoryPlan, plan_memory
 from residency.runtime.offload import OffloadRuntime, Policies
 from residency.runtime.prompts import PromptReader, check_number
 from residency.runtime.recorder import RouteRecorder
@@ -102,6 +101,10 @@ class Engine:
         self._sequence: Sequence | None = None
         self._batch: Batch | None = None
         self.policies = policies
+        # On the CPU, where all else is plain torch too, so are the host's experts: equal bit for bit.
+        beside = self.device.type == "cuda" and policies.decode.computes_on_host(
+            self.architecture.space.num_layers
+        )
         self.runtime = OffloadRuntime(
             self.banks,
             policies,
@@ -111,6 +114,7 @@ class Engine:
             shape=self._loaded.shape,
             capturable=self._loaded.capturable,
             table_reads=self.architecture.table_reads,
+            host=self._loaded.host_experts if beside else None,
         )
         attach(self.model, self.architecture.expert_modules, self.runtime)
 
@@ -270,33 +274,5 @@ class Engine:
             counters=rows,
             memory=self.runtime.plan.as_dict(),
             environment=environment(self.device),
-            notes=self.notes,
+            notes=[*self.notes, *self.runtime.notes()],
         )
-
-
-def plan_memory(
-    architecture: Architecture,
-    policies: Policies,
-    context: int,
-    batch: int = 1,
-    dequantised_bytes: int = 0,
-) -> MemoryPlan:
-    """batch: most sequences that are decoded together.
-    dequantised_bytes: of the other weights, those that the checkpoint stores quantised.
-
-    Raises ConfigError for slots or groups that the model cannot use.
-    """
-    space, prefill = architecture.space, policies.prefill.config
-    num_slots = policies.cache.num_slots(space)
-    for fault in row_faults(space, num_slots, prefill.groups, batch):
-        raise ConfigError(str(fault))
-    return memory_plan(
-        architecture,
-        num_slots=num_slots,
-        groups=prefill.groups,
-        ring=prefill.ring,
-        chunk_tokens=prefill.chunk_tokens,
-        context=context,
-        batch=batch,
-        dequantised_bytes=dequantised_bytes,
-    )

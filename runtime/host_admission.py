@@ -12,6 +12,7 @@ import torch
 from residency.runtime.admission import Admission
 
 IntArray = np.ndarray
+BoolArray = np.ndarray
 
 
 def admit_on_host(
@@ -20,6 +21,7 @@ def admit_on_host(
     id_of: torch.Tensor,
     keys: torch.Tensor,
     admitted: torch.Tensor | None,
+    quota: torch.Tensor | None = None,
 ) -> Admission:
     """As `admission.admit`, on CPU tensors, which it updates in place."""
     ids, slots, held = unique.numpy(), slot_of.numpy(), id_of.numpy()
@@ -28,9 +30,15 @@ def admit_on_host(
     rows = slots[ids].astype(np.int64)
     hit = real & (rows >= 0)
     missing = real & ~hit
-    entering = missing if admitted is None else missing & admitted.numpy()
-    bypassed = missing & ~entering
+    welcome = np.ones_like(missing) if admitted is None else admitted.numpy()
+    fetched = missing
+    if quota is not None:
+        fetched = within_quota_on_host(missing, welcome, keys.numpy()[ids], quota.numpy())
+    on_host = missing & ~fetched
+    entering = fetched & welcome
+    bypassed = fetched & ~entering
     rows[bypassed] = num_slots + np.arange(bypassed.sum())
+    rows[on_host] = -1
     num_entering, evictions = int(entering.sum()), 0
     if num_entering:
         target = first_to_go(ids[hit], num_entering, held, keys.numpy())
@@ -41,9 +49,21 @@ def admit_on_host(
         held[target] = ids[entering]
         rows[entering] = target
         evictions = int((evicted != sink).sum())
-    counts = [int(real.sum()), int(hit.sum()), int(missing.sum()), evictions]
-    fetched = torch.from_numpy(missing)
-    return Admission(unique, torch.from_numpy(rows), fetched, torch.tensor(counts))
+    sums = [int(mask.sum()) for mask in (real, hit, missing, on_host)]
+    counts = torch.tensor([*sums[:3], evictions, sums[3]])
+    masks = torch.from_numpy(fetched), torch.from_numpy(on_host)
+    return Admission(unique, torch.from_numpy(rows), *masks, counts)
+
+
+def within_quota_on_host(
+    missing: BoolArray, welcome: BoolArray, keys: IntArray, quota: IntArray
+) -> BoolArray:
+    """As `admission.within_quota`."""
+    wanted = np.flatnonzero(missing)
+    fetched = np.zeros_like(missing)
+    order = np.lexsort((wanted, keys[wanted], welcome[wanted]))
+    fetched[wanted[order[len(wanted) - quota[len(wanted)] :]]] = True
+    return fetched
 
 
 def first_to_go(needed: IntArray, count: int, held: IntArray, keys: IntArray) -> IntArray:

@@ -10,10 +10,22 @@ import torch
 
 
 class Mark:
-    """A point in a lane's work that another lane can wait for. None on the CPU: work is done."""
+    """A point in a lane's work that another lane can wait for. None on the CPU: work is done.
+
+    begin: where the copies that it ends began. copy_s: what they took, on the CPU.
+    """
 
     def __init__(self, event: torch.cuda.Event | None = None) -> None:
         self.event = event
+        self.begin: torch.cuda.Event | None = None
+        self.copy_s = 0.0
+
+    def seconds(self) -> float:
+        """How long the copies before this mark of `Lanes.copying` took. Waits for them."""
+        if self.event is None or self.begin is None:
+            return self.copy_s
+        self.event.synchronize()
+        return float(self.begin.elapsed_time(self.event)) / 1e3
 
 
 class Lanes:
@@ -43,7 +55,8 @@ class Lanes:
         if self._copy is None:
             start = time.perf_counter()
             yield done
-            self._copy_s += time.perf_counter() - start
+            done.copy_s = time.perf_counter() - start
+            self._copy_s += done.copy_s
             return
         for mark in after:
             if mark.event is not None:
@@ -53,7 +66,7 @@ class Lanes:
             begin.record(self._copy)
             yield done
             end.record(self._copy)
-        done.event = end
+        done.begin, done.event = begin, end
         self._timed.append((begin, end))
 
     def synchronize(self) -> None:

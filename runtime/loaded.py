@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 from residency.policies.errors import CapacityError
 from residency.runtime.architecture import Architecture
 from residency.runtime.capture import reason_against_capture
+from residency.runtime.host_experts import HostExperts, open_host_experts
 from residency.runtime.host_tables import install
 from residency.runtime.loading import Progress
 from residency.runtime.pinning import Pinned
@@ -79,6 +81,15 @@ class Loaded:
                 "without a graph"
             )
 
+    @cached_property
+    def host_experts(self) -> HostExperts:
+        """Experts computed in their banks; made when first asked for, since they keep threads."""
+        experts = self.model.get_submodule(self.architecture.expert_modules[0])
+        made = open_host_experts(self.banks, experts, self.architecture.dtype)
+        if made.reason is not None:
+            self.notes.append(f"experts on the host are computed by torch: {made.reason}")
+        return made
+
     def fuse_layers(self, seam: Seam) -> None:
         """Let fused forms stand for the layers around the experts, where they are declared; then
         it is known whether the model's decode step may be captured.
@@ -100,6 +111,7 @@ class Loaded:
         if self._pinned is not None:
             torch.cuda.synchronize(self.device)
             self._pinned.release()
+        self.__dict__.pop("host_experts", None)
         del self.model, self.banks
 
     @contextmanager

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from residency.policies.base import Conflict
-from residency.policies.errors import CapacityError
+from residency.policies.errors import CapacityError, ConfigError
 from residency.policies.step import IdSpace
 from residency.runtime.architecture import Architecture
+
+if TYPE_CHECKING:
+    from residency.runtime.offload import Policies
 
 GIB = 1 << 30
 
@@ -177,3 +181,33 @@ def free_host_bytes() -> int:
         return int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def plan_memory(
+    architecture: Architecture,
+    policies: Policies,
+    context: int,
+    batch: int = 1,
+    dequantised_bytes: int = 0,
+) -> MemoryPlan:
+    """batch: most sequences that are decoded together.
+    dequantised_bytes: of the other weights, those that the checkpoint stores quantised.
+
+    Raises ConfigError for slots or groups that the model cannot use.
+    """
+    space, prefill = architecture.space, policies.prefill.config
+    num_slots = policies.cache.num_slots(space)
+    for fault in row_faults(space, num_slots, prefill.groups, batch):
+        raise ConfigError(str(fault))
+    for fault in policies.decode.layer_faults(space.num_layers):
+        raise ConfigError(str(fault))
+    return memory_plan(
+        architecture,
+        num_slots=num_slots,
+        groups=prefill.groups,
+        ring=prefill.ring,
+        chunk_tokens=prefill.chunk_tokens,
+        context=context,
+        batch=batch,
+        dequantised_bytes=dequantised_bytes,
+    )

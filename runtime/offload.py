@@ -21,9 +21,12 @@ from residency.runtime.banks import Banks
 from residency.runtime.counters import Counters, Source
 from residency.runtime.decode import DecodeExecutor
 from residency.runtime.experts import Call, ExpertMath, Maths
+from residency.runtime.host_experts import HostExperts
+from residency.runtime.host_nodes import HostNodes
 from residency.runtime.lanes import Lanes
 from residency.runtime.memory import MemoryPlan
 from residency.runtime.prefill import PrefillExecutor
+from residency.runtime.quotas import QuotaTable
 from residency.runtime.recorder import RouteRecorder
 from residency.runtime.routing import Routing
 from residency.runtime.slots import SlotPool
@@ -39,6 +42,16 @@ class Executor(Protocol):
 
     def layer(self, step: Step, call: Call) -> torch.Tensor:
         """What the experts add: [T, H]."""
+
+
+class Decoder(Executor, Protocol):
+    """Runs the experts of decode steps."""
+
+    def prepare(self) -> None:
+        """The host's part, before a step: the device is done with the last one."""
+
+    def finish(self) -> None:
+        """The device's part, behind the last layer of a step; a graph may capture it."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +76,13 @@ class OffloadRuntime:
         shape: ExpertShape | None = None,
         capturable: bool = True,
         table_reads: Iterable[tuple[int, int]] = (),
+        host: HostExperts | None = None,
     ) -> None:
         """routing: replaces the model's routes; None leaves them.
         shape: the kernels' view of a row; None computes in plain torch.
         capturable: whether a graph may hold what the model does around its experts.
         table_reads: MoE layers beside a host table, and the bytes that a token reads of it.
+        host: computes experts in their banks; None for plain torch, which no graph captures.
         """
         space, layout = banks.space, banks.layout
         self.banks = banks
@@ -88,8 +103,9 @@ class OffloadRuntime:
         transfers = Transfers(banks, self.rows, self.lanes, self.counters)
         ring = StagingRing(plan.num_slots, plan.ring, plan.group_size, self.lanes)
         maths: Maths = ExpertMath(layout, self.rows)
-        self._decode: Executor = DecodeExecutor(
-            policies.decode, self.pool, banks, transfers, maths, self.counters
+        self.quotas = QuotaTable(policies.decode, space, device)
+        self._decode: Decoder = DecodeExecutor(
+            self.quotas, self.pool, banks, transfers, maths, self.counters, host
         )
         self.capturable = self.decode_is_fused = False
         if shape is not None:
@@ -97,11 +113,21 @@ class OffloadRuntime:
             from residency.runtime.fused_decode import FusedDecode
 
             maths = FusedMaths(shape, self.rows, space.num_experts)
-            if not policies.decode.computes_on_host:
-                self._decode = FusedDecode(shape, self.pool, banks, self.rows, self.counters)
+            beside = policies.decode.computes_on_host(space.num_layers)
+            nodes = HostNodes.of(host, device) if beside else None
+            if nodes is not None or not beside:
+                self._decode = FusedDecode(
+                    shape, self.pool, banks, self.rows, self.counters, self.quotas, nodes
+                )
                 self.capturable, self.decode_is_fused = capturable, True
         self._prefill = PrefillExecutor(
-            policies.prefill, self.pool, ring, transfers, maths, self.counters
+            policies.prefill,
+            self.pool,
+            ring,
+            transfers,
+            maths,
+            self.counters,
+            self.quotas.host_layers,
         )
 
     @contextmanager
@@ -124,6 +150,7 @@ class OffloadRuntime:
         """The host's part of a step, due before each one, replayed steps included."""
         if phase is Phase.DECODE:
             self.pool.invalidate()
+            self._decode.prepare()
         horizon = self.policies.cache.horizon
         if horizon is not None and self._tokens_seen + num_tokens >= horizon:
             self.policies.cache.rebase(horizon // 2)
@@ -141,6 +168,8 @@ class OffloadRuntime:
         self.policies.cache.refresh(Step(self.clock, 0, phase))
         try:
             yield
+            if phase is Phase.DECODE:
+                self._decode.finish()
         finally:
             self._phase = None
 
@@ -162,6 +191,14 @@ class OffloadRuntime:
         self.lanes.synchronize()
         self._prefill.abort()
         self.pool.empty()
+
+    def notes(self) -> list[str]:
+        """Lines for a report, on what has run."""
+        notes = self.quotas.notes()
+        beside = self.policies.decode.computes_on_host(self.banks.space.num_layers)
+        if self.rows.device.type == "cuda" and beside and not self.capturable:
+            notes.append("decode runs outside a graph: no native function computes these experts")
+        return notes
 
     def forget(self) -> None:
         """Empty the slots and the policy's memory, as if nothing had ever run."""

@@ -8,7 +8,7 @@ the staging ring has buffers; of a plan that waits for the router, as far as the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,8 +60,11 @@ class PrefillExecutor:
         transfers: Transfers,
         maths: Maths,
         counters: Counters,
+        host_layers: Collection[int] = (),
     ) -> None:
+        """host_layers: those whose slots decode does not read."""
         self.mode = mode
+        self.host_layers = host_layers
         self.pool = pool
         self.ring = ring
         self.transfers = transfers
@@ -152,7 +155,7 @@ class PrefillExecutor:
 
     def _plan_ahead(self, slots: torch.Tensor) -> Iterator[tuple[int, Lot | Pending]]:
         for layer, slots_E in enumerate(slots[:-1].unflatten(0, (self.pool.space.num_layers, -1))):
-            plan = self._checked(LayerView(layer, self._num_tokens, slots_E >= 0, routed=None))
+            plan = self._checked(self._view(layer, slots_E, routed=None))
             for lot in self._staged(layer, plan, slots_E):
                 yield layer, lot
 
@@ -177,7 +180,7 @@ class PrefillExecutor:
         routed = torch.zeros(space.num_experts, dtype=torch.bool)
         routed[unique - first] = True
         slots_E = self._maps.layer_slots(step.layer).clone()
-        plan = self._checked(LayerView(step.layer, self._num_tokens, slots_E >= 0, routed))
+        plan = self._checked(self._view(step.layer, slots_E, routed))
         if not plan.admit.any():
             self._stage(step.layer, plan, slots_E)
             return
@@ -218,6 +221,10 @@ class PrefillExecutor:
         return lots
 
     # Both.
+
+    def _view(self, layer: int, slots_E: torch.Tensor, routed: torch.Tensor | None) -> LayerView:
+        from_slots = layer not in self.host_layers
+        return LayerView(layer, self._num_tokens, slots_E >= 0, routed, from_slots)
 
     def _checked(self, view: LayerView) -> Plan:
         """The mode's plan, if it is one that can be run."""

@@ -35,6 +35,7 @@ class PhaseTotals:
     misses: int
     evictions: int
     computed: int
+    fetched: int
     bytes: dict[str, int]
 
     @classmethod
@@ -42,7 +43,7 @@ class PhaseTotals:
         cls, phase: Phase, rows: Iterable[LayerCounts], seconds: float, link_seconds: float | None
     ) -> PhaseTotals:
         own = [row for row in rows if row.phase == phase]
-        fields = ("lookups", "hits", "misses", "evictions", "computed")
+        fields = ("lookups", "hits", "misses", "evictions", "computed", "fetched")
         sums = {field: sum(getattr(row, field) for row in own) for field in fields}
         sources = own[0].bytes if own else {}
         moved = {source: sum(row.bytes[source] for row in own) for source in sources}

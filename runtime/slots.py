@@ -96,14 +96,15 @@ class SlotPool:
             self._snapshot = self.slot_of.cpu().clone()
         return self._snapshot
 
-    def admit(self, experts: torch.Tensor, step: Step) -> Admission:
-        """Admit what `experts` (int [N] within the layer) lacks, as the policy allows."""
+    def admit(
+        self, experts: torch.Tensor, step: Step, quota: torch.Tensor | None = None
+    ) -> Admission:
+        """Admit what `experts` (int [N] within the layer) lacks, as policy and quota allow."""
         unique = self.distinct(experts, step.layer)
         self.invalidate()
         form = admit_on_host if self.device.type == "cpu" else admit
-        return form(
-            unique, self.slot_of, self.id_of, self.policy.keys, self.policy.admits(unique, step)
-        )
+        keys, admitted = self.policy.keys, self.policy.admits(unique, step)
+        return form(unique, self.slot_of, self.id_of, keys, admitted, quota)
 
     def distinct(self, experts: torch.Tensor, layer: int) -> torch.Tensor:
         """Distinct global ids of `experts` (int [N] within the layer), ascending: int64 [M].

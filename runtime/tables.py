@@ -80,6 +80,7 @@ _ROWS: dict[str, Callable[[PhaseTotals], str]] = {
     "misses": lambda phase: f"{phase.misses:,}",
     "hit rate": lambda phase: _share(phase.hit_rate),
     "evictions": lambda phase: f"{phase.evictions:,}",
+    "fetched": lambda phase: f"{phase.fetched:,}",
     "computed on host": lambda phase: f"{phase.computed:,}",
     "link share of time": lambda phase: _share(phase.link_share),
 }

@@ -6,18 +6,11 @@ cache=none.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-import torch
-
 from residency.policies.decode.base import DecodeTarget
-from residency.policies.step import Step
 
 
 class Cpu(DecodeTarget):
     """Computes where the experts lie; nothing is fetched or admitted."""
 
-    computes_on_host: ClassVar[bool] = True
-
-    def on_host(self, ids: torch.Tensor, resident: torch.Tensor, step: Step) -> torch.Tensor:
-        return torch.ones_like(ids, dtype=torch.bool)
+    def host_layers(self, num_layers: int) -> frozenset[int]:
+        return frozenset(range(num_layers))

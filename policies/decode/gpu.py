@@ -8,17 +8,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
-
 from residency.policies.base import Capability
-from residency.policies.decode.base import DecodeTarget
-from residency.policies.step import Step
+from residency.policies.decode.base import SlotTarget
 
 
-class Gpu(DecodeTarget):
+class Gpu(SlotTarget):
     """Computes in the device's slots, whichever device that is."""
 
     provides: ClassVar[frozenset[str]] = frozenset({Capability.DECODES_FROM_SLOTS})
-
-    def on_host(self, ids: torch.Tensor, resident: torch.Tensor, step: Step) -> None:
-        return None

@@ -20,12 +20,15 @@ class LayerView:
 
     resident: experts of this layer that lie in slots now.
     routed: experts the chunk was routed to, or None while the router has not spoken.
+    decodes_from_slots: whether decode reads this layer's experts from slots. Where it does not,
+        the host computes them, and an expert that is admitted would lie in its slot for nothing.
     """
 
     layer: int
     num_tokens: int
     resident: torch.Tensor
     routed: torch.Tensor | None
+    decodes_from_slots: bool = True
 
 
 @dataclass(frozen=True)

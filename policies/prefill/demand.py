@@ -11,7 +11,10 @@ from residency.policies.prefill.base import LayerView, Plan, PrefillMode
 
 
 class Demand(PrefillMode):
-    """A chunk of at most max_tokens admits its routed experts; longer ones go to `otherwise`."""
+    """A chunk of at most max_tokens admits its routed experts; longer ones go to `otherwise`.
+
+    In layers that decode computes on the host, the routed experts pass through staging.
+    """
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config(PrefillMode.Config):
@@ -73,4 +76,6 @@ class Demand(PrefillMode):
             return self.otherwise.plan(view)
         routed = view.routed
         assert routed is not None, "demand is planned after the router has spoken"
-        return Plan.of(len(routed), in_place=routed & view.resident, admit=routed & ~view.resident)
+        way = "admit" if view.decodes_from_slots else "stream"
+        missing = routed & ~view.resident
+        return Plan.of(len(routed), in_place=routed & view.resident, **{way: missing})

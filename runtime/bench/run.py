@@ -23,6 +23,7 @@ def measure(engine: Engine, plan: Plan, told: Callable[[str], None]) -> BenchRep
     decode = meter.decode()
     each = "token" if plan.batch == 1 else f"step of {plan.batch} sequences"
     told(f"decode: {decode.per_token.median * 1e3:.2f} ms a {each}")
+    runtime_notes = engine.runtime.notes()
     prefill = tuple(meter.prefills(lambda samples: told(_line(samples))))
     told("all resident")
     compute = resident(engine, meter)
@@ -40,7 +41,7 @@ def measure(engine: Engine, plan: Plan, told: Callable[[str], None]) -> BenchRep
         load_s=engine.load_s,
         memory=runtime_plan.as_dict(),
         environment=environment(engine.device),
-        notes=list(engine.notes),
+        notes=[*engine.notes, *runtime_notes],
     )
 
 
@@ -51,6 +52,7 @@ class _Judge:
         self._policies = engine.policies
         self._rate = link.rate.median
         self._compute = compute
+        self._num_layers = engine.architecture.space.num_layers
         plan = engine.runtime.plan
         self._group_s = plan.group_size * plan.row_bytes / self._rate
 
@@ -67,7 +69,7 @@ class _Judge:
     def decode(self, samples: Samples) -> Decode:
         """A decode step always waits for its router."""
         compute_s = self._compute.decode_s
-        if compute_s is None or self._policies.decode.computes_on_host:
+        if compute_s is None or self._policies.decode.computes_on_host(self._num_layers):
             return Decode(samples, None)
         link_s = samples.link_bytes / samples.tokens / self._rate
         return Decode(samples, Floor.of(link_s, compute_s, self._group_s, waits=True))

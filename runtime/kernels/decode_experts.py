@@ -82,14 +82,23 @@ def gate_up(
 
 
 def down(
-    activated: Activated, rows: Tensor, shape: ExpertShape, residual: Tensor | None = None
+    activated: Activated,
+    rows: Tensor,
+    shape: ExpertShape,
+    residual: Tensor | None = None,
+    extra: Tensor | None = None,
 ) -> Tensor:
-    """Weighted sum of the experts' results [T, H], one rounding; residual [T, H] is added."""
+    """Weighted sum of the experts' results [T, H], one rounding; residual [T, H] is added.
+
+    extra: fp32 [T, H], what was computed elsewhere, added as well.
+    """
     act, row, weight = activated
     total = act.new_zeros(act.shape[0], shape.hidden, dtype=torch.float32)
     for token, rank in row.ge(0).nonzero().tolist():
         matrix = shape.down(rows[row[token, rank]]).float()
         total[token] += weight[token, rank] * (matrix @ act[token, rank].float())
+    if extra is not None:
+        total += extra
     if residual is not None:
         total += residual
     return total.to(act.dtype)
@@ -140,12 +149,15 @@ def _gate_up_kernel(
 @triton.jit
 def _down_kernel(
     act_ptr: tl.tensor, row_ptr: tl.tensor, weight_ptr: tl.tensor, rows_ptr: tl.tensor,
-    residual_ptr: tl.tensor, y_ptr: tl.tensor, offset_bytes: tl.tensor, row_bytes: tl.tensor,
-    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr, LOAD: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    residual_ptr: tl.tensor, extra_ptr: tl.tensor, y_ptr: tl.tensor, offset_bytes: tl.tensor,
+    row_bytes: tl.tensor, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr,
+    LOAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
     token = tl.program_id(1)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    extra = tl.zeros((BLOCK_N,), tl.float32)
+    if extra_ptr is not None:  # asked for first: it may come across the link
+        extra = tl.load(extra_ptr + token * HIDDEN + n, mask=n < HIDDEN, other=0.0)
     total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     for rank in tl.static_range(TOP_K):
         place = token * TOP_K + rank
@@ -158,7 +170,7 @@ def _down_kernel(
             act = tl.load(act_ptr + place * WIDTH + k, mask=k < WIDTH, other=0.0).to(tl.float32)
             tile = LOAD(expert, offset_bytes, n[:, None], k, HIDDEN, WIDTH, kept & (k < WIDTH))
             total += tile.to(tl.float32) * (act * weight)
-    y = tl.sum(total, axis=1)
+    y = tl.sum(total, axis=1) + extra
     if residual_ptr is not None:
         y += tl.load(residual_ptr + token * HIDDEN + n, mask=n < HIDDEN, other=0.0).to(tl.float32)
     tl.store(y_ptr + token * HIDDEN + n, y, mask=n < HIDDEN)
@@ -199,15 +211,16 @@ def launch_down(
     rows: Tensor,
     shape: ExpertShape,
     residual: Tensor | None = None,
+    extra: Tensor | None = None,
     config: DecodeConfig | None = None,
 ) -> Tensor:
-    """Triton form of `down`; all tensors contiguous."""
+    """Triton form of `down`; all tensors contiguous, extra on the device or in pinned memory."""
     num_tokens, top_k, _ = activated.act.shape
     cfg = config or choose_down(shape)
     y = activated.act.new_empty(num_tokens, shape.hidden)
     grid = (triton.cdiv(shape.hidden, cfg.block_n), num_tokens)
     _down_kernel[grid](
-        *activated, rows, residual, y,
+        *activated, rows, residual, extra, y,
         shape.down_offset_bytes, shape.row_bytes,
         HIDDEN=shape.hidden, WIDTH=shape.width, TOP_K=top_k, LOAD=shape.format.load,
         BLOCK_N=cfg.block_n, BLOCK_K=cfg.block_k, STAGES=cfg.num_stages,

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import globaltimer
 
 
 class GatherConfig(NamedTuple):
@@ -42,7 +43,8 @@ def gather(
 @triton.jit
 def _gather_kernel(
     bank_ptr: tl.tensor, rows_ptr: tl.tensor, copy_expert_ptr: tl.tensor, copy_slot_ptr: tl.tensor,
-    num_copies_ptr: tl.tensor, row_lines: tl.tensor, CHUNK_WORDS: tl.constexpr,
+    num_copies_ptr: tl.tensor, end_ptr: tl.tensor, row_lines: tl.tensor,
+    CHUNK_WORDS: tl.constexpr,
 ) -> None:  # fmt: skip
     row_words = row_lines * 8
     chunks = tl.cdiv(row_words, CHUNK_WORDS)
@@ -56,6 +58,8 @@ def _gather_kernel(
         inside = word < row_words
         data = tl.load(bank_ptr + expert * row_words + word, mask=inside)
         tl.store(rows_ptr + slot * row_words + word, data, mask=inside)
+    if end_ptr is not None:
+        tl.atomic_max(end_ptr, globaltimer(), sem="relaxed")
 
 
 def launch_gather(
@@ -65,14 +69,18 @@ def launch_gather(
     copy_slot: Tensor,
     num_copies: Tensor,
     config: GatherConfig | None = None,
+    end: Tensor | None = None,
 ) -> None:
-    """Triton form of `gather`; bank is pinned host memory or on the device of rows."""
+    """Triton form of `gather`; bank is pinned host memory or on the device of rows.
+
+    end: int64 [1], where given, becomes the time of the last program's end (`kernels.publish`).
+    """
     cfg = config or (ON_DEVICE if bank.device == rows.device else FROM_HOST)
     row_bytes = rows.shape[1]
     assert bank.shape[1] == row_bytes, f"bank row {bank.shape[1]} B, device row {row_bytes} B"
     assert row_bytes % 64 == 0, f"a row of {row_bytes} B is no multiple of 64"
     _gather_kernel[(cfg.num_programs,)](
         bank.view(torch.int64), rows.view(torch.int64),
-        copy_expert, copy_slot, num_copies, row_bytes // 64,
+        copy_expert, copy_slot, num_copies, end, row_bytes // 64,
         CHUNK_WORDS=cfg.chunk_bytes // 8, num_warps=cfg.num_warps,
     )  # fmt: skip

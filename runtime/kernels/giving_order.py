@@ -7,7 +7,7 @@ any begins the second:
 1. `write_list`: the slots are dealt over lists programs, LENGTH to each, and each sorts its own by
    comparing all pairs. So every slot and key is read once, by many multiprocessors at a time.
 2. `give`: each program ranks the FIRST slots of its own list among the FIRST of all lists, and
-   gives away those that rank below the number of misses. That is exact unless the low keys crowd
+   gives away those that rank below the number of copies. That is exact unless the low keys crowd
    into one list: where a list is cut before a slot that is to be given, the rank of that slot may
    be too low, and the program ranks its whole list among all whole lists instead.
 """
@@ -23,7 +23,7 @@ _CUT = tl.constexpr(1 << 19)  # above every rank
 
 
 @triton.jit
-def _before(key_a: tl.tensor, tie_a: tl.tensor, key_b: tl.tensor, tie_b: tl.tensor) -> tl.tensor:
+def before(key_a: tl.tensor, tie_a: tl.tensor, key_b: tl.tensor, tie_b: tl.tensor) -> tl.tensor:
     return (key_a < key_b) | ((key_a == key_b) & (tie_a < tie_b))
 
 
@@ -35,7 +35,7 @@ def dealt_slots(program: tl.tensor, lists: tl.tensor, LENGTH: tl.constexpr) -> t
     which a policy may well have filled together, meet in one list.
     """
     row = tl.arange(0, LENGTH)
-    return row * lists + (program + row) % lists
+    return row * lists + (program + row) % tl.maximum(lists, 1)
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def write_list(
     tie = tl.where(empty, slot - num_slots, held)
     # Dead slots differ in tie too, so that every slot has its own place.
     tie = tl.where(dead, _DEAD_TIE + tl.arange(0, LENGTH), tie)
-    lower = _before(key[:, None], tie[:, None], key[None, :], tie[None, :])
+    lower = before(key[:, None], tie[:, None], key[None, :], tie[None, :])
     at = tl.sum(lower.to(tl.int32), axis=0) * lists + program
     tl.store(list_key_ptr + at, key)
     tl.store(list_tie_ptr + at, tie)
@@ -69,7 +69,7 @@ def _give_first(
     list_key_ptr: tl.tensor, list_tie_ptr: tl.tensor, list_slot_ptr: tl.tensor,
     slot_of_ptr: tl.tensor, id_of_ptr: tl.tensor, copy_expert_ptr: tl.tensor,
     copy_slot_ptr: tl.tensor, evictions_ptr: tl.tensor, total_ptr: tl.tensor, base: tl.tensor,
-    misses: tl.tensor, program: tl.tensor, lists: tl.tensor, FIRST: tl.constexpr,
+    copies: tl.tensor, program: tl.tensor, lists: tl.tensor, FIRST: tl.constexpr,
     CUT: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Gives away, or returns 1 with nothing done where lists cut at FIRST do not suffice."""
@@ -87,17 +87,17 @@ def _give_first(
         inside = other < FIRST * lists
         other_key = tl.load(list_key_ptr + other, mask=inside, other=_LAST_KEY)
         other_tie = tl.load(list_tie_ptr + other, mask=inside, other=_DEAD_TIE)
-        lower = _before(other_key[:, None], other_tie[:, None], key[None, :], tie[None, :])
+        lower = before(other_key[:, None], other_tie[:, None], key[None, :], tie[None, :])
         if CUT:
             # A list whose last place is reached may go on below this slot: one sum tells both.
             weight = tl.where(other >= (FIRST - 1) * lists, 1 + _CUT, 1)
             rank += tl.sum(tl.where(lower, weight[:, None], 0), axis=0)
         else:
             rank += tl.sum(lower.to(tl.int32), axis=0)
-    given = ((rank & (_CUT - 1)) < misses) & (tie < _DEAD_TIE)
+    given = ((rank & (_CUT - 1)) < copies) & (tie < _DEAD_TIE)
     crowded = tl.max((given & (rank >= _CUT)).to(tl.int32))
     if CUT:
-        given = given & ((rank & (_CUT - 1)) < (1 - crowded) * misses)
+        given = given & ((rank & (_CUT - 1)) < (1 - crowded) * copies)
     expert = tl.load(copy_expert_ptr + rank, mask=given, other=0)
     evicted = given & (tie >= 0)
     tl.store(slot_of_ptr + tie, -1, mask=evicted)
@@ -116,19 +116,19 @@ def give(
     list_key_ptr: tl.tensor, list_tie_ptr: tl.tensor, list_slot_ptr: tl.tensor,
     slot_of_ptr: tl.tensor, id_of_ptr: tl.tensor, copy_expert_ptr: tl.tensor,
     copy_slot_ptr: tl.tensor, evictions_ptr: tl.tensor, total_ptr: tl.tensor, base: tl.tensor,
-    misses: tl.tensor, program: tl.tensor, lists: tl.tensor, LENGTH: tl.constexpr,
+    copies: tl.tensor, program: tl.tensor, lists: tl.tensor, LENGTH: tl.constexpr,
     FIRST: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The j-th slot of the giving order goes to the j-th missing expert, j < misses."""
+    """The j-th slot of the giving order goes to the j-th expert to be copied, j < copies."""
     crowded = _give_first(
         list_key_ptr, list_tie_ptr, list_slot_ptr, slot_of_ptr, id_of_ptr, copy_expert_ptr,
-        copy_slot_ptr, evictions_ptr, total_ptr, base, misses, program, lists, FIRST,
+        copy_slot_ptr, evictions_ptr, total_ptr, base, copies, program, lists, FIRST,
         FIRST < LENGTH,
     )  # fmt: skip
     if FIRST < LENGTH:  # noqa: SIM102 (the outer one is decided when it is compiled)
         if crowded > 0:
             _give_first(
                 list_key_ptr, list_tie_ptr, list_slot_ptr, slot_of_ptr, id_of_ptr,
-                copy_expert_ptr, copy_slot_ptr, evictions_ptr, total_ptr, base, misses, program,
+                copy_expert_ptr, copy_slot_ptr, evictions_ptr, total_ptr, base, copies, program,
                 lists, LENGTH, False,
             )  # fmt: skip

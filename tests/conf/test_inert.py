@@ -133,6 +133,46 @@ def otherwise(bench):
     assert not cold["d2d"]
 
 
+def decoded(bench, *overrides):
+    """Decode's counters, layer by layer, of a run with few slots under a doctored clock."""
+    few = (bench.choice, "cache.slots=4", "prefill=always_stream", *overrides)
+    with tiny_engine(bench.checkpoint, *few) as engine:
+        observe = engine.runtime.quotas.observe
+        engine.runtime.quotas.observe = lambda step: observe(doctored(step))
+        engine.generate(PROMPT, max_new_tokens=24, ignore_eos=True)
+        return [row for row in engine.runtime.counters.rows() if row.phase == "decode"]
+
+
+def doctored(step):
+    """Both sides take a second for an expert."""
+    return step._replace(fetch_s=step.fetched * 1.0, host_s=step.computed * 1.0)
+
+
+def cpu_layers(bench):
+    """in which layers the host computes everything"""
+    for asked, layers in (("[1]", {1}), ("2", {0, 1}), ("0.34", {0})):
+        rows = decoded(bench, f"decode.cpu_layers={asked}")
+        assert {row.layer for row in rows if row.fetched == row.hits == 0} == layers
+
+
+def max_fetch(bench):
+    """how much is fetched"""
+    free, capped = (decoded(bench, f"decode.max_fetch={share}") for share in (1.0, 0.3))
+    assert sum(row.computed for row in capped) > sum(row.computed for row in free)
+
+
+def max_host(bench):
+    """how much the host computes; below one half, nothing of two misses"""
+    free, capped = (decoded(bench, f"decode.max_host={share}") for share in (1.0, 0.4))
+    assert sum(row.computed for row in free) > sum(row.computed for row in capped) == 0
+
+
+def warmup(bench):
+    """how long all is fetched before anything is computed"""
+    short, long = (decoded(bench, f"decode.warmup={steps}") for steps in (1, 1000))
+    assert sum(row.computed for row in short) > sum(row.computed for row in long) == 0
+
+
 def threads(bench):
     """torch.get_num_threads"""
     before = torch.get_num_threads()
@@ -387,6 +427,10 @@ ROWS = {
     "prefill.ring": ring,
     "prefill.max_tokens": max_tokens,
     "prefill.otherwise": otherwise,
+    "decode.cpu_layers": cpu_layers,
+    "decode.max_fetch": max_fetch,
+    "decode.max_host": max_host,
+    "decode.warmup": warmup,
     "device.threads": threads,
     "device.index": index,
     "device.kernels": kernels,

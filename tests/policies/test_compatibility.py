@@ -22,6 +22,11 @@ CONFLICTS = [
     ((*HOST, "prefill=hit_d2d"), "prefill=hit_d2d with decode=cpu", "mend it with decode=gpu"),
     ((*HOST, "cache=lru"), "cache=lru with decode=cpu", "mend it with decode=gpu"),
     ((*HOST, "cache=lrfu"), "cache=lrfu with decode=cpu", "mend it with decode=gpu"),
+    (("decode.cpu_layers=[3]",), "decode.cpu_layers=[3]", "3 MoE layers, 0 to 2", "layer 3"),
+    (("decode.cpu_layers=3",), "decode.cpu_layers=3", "all 3", "mend it with decode.cpu_layers=0"),
+    (("decode.cpu_layers=-1",), "decode.cpu_layers=-1", "a list of layers"),
+    (("decode=hybrid", "decode.max_host=0"), "decode.max_host=0.0", "above 0"),
+    (("decode=hybrid", "decode.warmup=0"), "decode.warmup=0", "mend it with decode.warmup=8"),
     (("cache=none",), "prefill=demand with cache=none", "mend it with cache=lru"),
     (
         ("cache=none", "prefill=hit_d2d"),

@@ -20,10 +20,12 @@ class NaivePool:
     def __init__(self, num_slots):
         self.slots = [None] * num_slots
 
-    def admit(self, ids, keys, admitted):
+    def admit(self, ids, keys, admitted, quota):
         wanted = sorted(set(ids))
         missing = [i for i in wanted if i not in self.slots]
-        entering = [i for i in missing if admitted[i]]
+        ranked = sorted(missing, key=lambda i: (admitted[i], keys[i], i), reverse=True)
+        fetched = set(ranked[: quota[len(missing)]])
+        entering = [i for i in missing if i in fetched and admitted[i]]
         empty = [s for s, held in enumerate(self.slots) if held is None]
         evictable = [i for i in self.slots if i is not None and i not in wanted]
         victims = sorted(evictable, key=lambda i: (keys[i], i))
@@ -31,7 +33,9 @@ class NaivePool:
         evictions = max(0, len(entering) - len(empty))
         for i, place in zip(entering, places, strict=False):
             self.slots[place] = i
-        return len(wanted), len(wanted) - len(missing), len(missing), evictions
+        num_misses, computed = len(missing), [i for i in missing if i not in fetched]
+        counts = [len(wanted), len(wanted) - num_misses, num_misses, evictions, len(computed)]
+        return counts, fetched, set(computed)
 
 
 steps = st.lists(
@@ -40,6 +44,7 @@ steps = st.lists(
         st.lists(st.integers(0, SPACE.num_experts - 1), min_size=1, max_size=5),
         st.lists(st.integers(-3, 3), min_size=SPACE.num_ids, max_size=SPACE.num_ids),
         st.lists(st.booleans(), min_size=SPACE.num_ids, max_size=SPACE.num_ids),
+        st.lists(st.integers(0, SPACE.num_experts), min_size=7, max_size=7),
     ),
     min_size=1,
     max_size=12,
@@ -47,20 +52,26 @@ steps = st.lists(
 
 
 @pytest.mark.parametrize("form", [admit, admit_on_host])
-@given(num_slots=st.integers(5, 14), steps=steps, declines=st.booleans())
+@given(num_slots=st.integers(5, 14), steps=steps, declines=st.booleans(), capped=st.booleans())
 @settings(deadline=None, max_examples=150)
-def test_equal_to_the_naive_pool(form, num_slots, steps, declines):
+def test_equal_to_the_naive_pool(form, num_slots, steps, declines, capped):
     naive = NaivePool(num_slots)
     slot_of = torch.full((SPACE.num_ids + 1,), -1, dtype=torch.int32)
     id_of = torch.full((num_slots,), SPACE.sink, dtype=torch.int32)
-    for layer, experts, keys, admitted in steps:
+    for layer, experts, keys, admitted, quota in steps:
         if not declines:
             admitted = [True] * SPACE.num_ids
         unique = distinct(torch.tensor(experts), layer, SPACE)
         mask = torch.tensor([*admitted, True])[unique] if declines else None
-        result = form(unique, slot_of, id_of, torch.tensor([*keys, 0]), mask)
+        quota = [min(f, m) for m, f in enumerate(quota)] if capped else list(range(7))
+        table = torch.tensor(quota, dtype=torch.int32) if capped else None
+        result = form(unique, slot_of, id_of, torch.tensor([*keys, 0]), mask, table)
         ids = [layer * SPACE.num_experts + e for e in experts]
-        assert result.counts.tolist() == list(naive.admit(ids, keys, admitted))
+        counts, fetched, computed = naive.admit(ids, keys, admitted, quota)
+        assert result.counts.tolist() == counts
+        assert set(unique[result.fetched].tolist()) == fetched
+        assert set(unique[result.on_host].tolist()) == computed
+        assert (result.rows[result.on_host] == -1).all()
         held = [None if i == SPACE.sink else i for i in id_of.tolist()]
         assert held == naive.slots
         check_rows(result, slot_of, num_slots)
@@ -69,8 +80,9 @@ def test_equal_to_the_naive_pool(form, num_slots, steps, declines):
 def check_rows(result, slot_of, num_slots):
     """Each wanted id has a row of its own: its slot, or a place behind the slots."""
     rows = []
-    for i, row in zip(result.unique.tolist(), result.rows.tolist(), strict=True):
-        if i != SPACE.sink:
+    fields = (result.unique, result.rows, result.on_host)
+    for i, row, on_host in zip(*(field.tolist() for field in fields), strict=True):
+        if i != SPACE.sink and not on_host:
             assert row == slot_of[i] if slot_of[i] >= 0 else row >= num_slots
             rows.append(row)
     assert len(set(rows)) == len(rows)
@@ -95,7 +107,9 @@ def test_admission_needs_no_host():
     slot_of = torch.empty(SPACE.num_ids + 1, dtype=torch.int32, device="meta")
     id_of = torch.empty(5, dtype=torch.int32, device="meta")
     keys = torch.empty(SPACE.num_ids + 1, dtype=torch.int64, device="meta")
-    assert admit(unique, slot_of, id_of, keys, None).counts.shape == (4,)
+    quota = torch.empty(7, dtype=torch.int32, device="meta")
+    for table in (None, quota):
+        assert admit(unique, slot_of, id_of, keys, None, table).counts.shape == (5,)
 
 
 def test_pool_audits_itself():

@@ -1,6 +1,7 @@
 """The kernels behind the runtime's interfaces equal the plain definitions they stand for."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from hypothesis import strategies as st
 
 from residency.policies.cache.lru import Lru
 from residency.policies.cache.none import NoCache
+from residency.policies.decode.cpu import Cpu
+from residency.policies.decode.gpu import Gpu
+from residency.policies.decode.hybrid import Hybrid
 from residency.policies.step import IdSpace, Phase, Step
 from residency.runtime.admission import copy_list
 from residency.runtime.banks import Banks
@@ -18,7 +22,10 @@ from residency.runtime.experts import Call, ExpertMath
 from residency.runtime.formats import Plain
 from residency.runtime.fused import FusedMaths, kernel_shape
 from residency.runtime.fused_decode import FusedDecode
+from residency.runtime.host_nodes import HostNodes
+from residency.runtime.kernels import gather
 from residency.runtime.layout import RowLayout
+from residency.runtime.quotas import QuotaTable
 from residency.runtime.slots import SlotPool
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -46,6 +53,13 @@ def banks():
     if DEVICE.type == "cuda":
         banks.layers = [rows.pin_memory() for rows in banks.layers]
     return banks
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch):
+    """The interpreter runs programs one by one; a thousand that find nothing to copy take long."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(gather, "ON_DEVICE", gather.GatherConfig(4, 8192, 4))
 
 
 def random_call(module, num_tokens, seed):
@@ -111,9 +125,10 @@ def test_a_decode_step_equals_plain_maths_and_counts_alike(
     rows = torch.zeros(num_rows, row_bytes, dtype=torch.uint8, device=DEVICE)
     pool = SlotPool(SPACE, num_slots, policy, DEVICE)
     counters = Counters(SPACE.num_layers, row_bytes, DEVICE)
-    decode = FusedDecode(shape, pool, banks, rows, counters)
+    quotas = QuotaTable(Gpu(Gpu.Config()), SPACE, DEVICE)
+    decode = FusedDecode(shape, pool, banks, rows, counters, quotas)
     oracle = SlotPool(SPACE, num_slots, type(policy)(policy.config), torch.device("cpu"))
-    expected = torch.zeros(SPACE.num_layers, 4, dtype=torch.int64)
+    expected = torch.zeros(SPACE.num_layers, 5, dtype=torch.int64)
     for token, layer in itertools.product(range(6 // num_sequences), range(SPACE.num_layers)):
         call = random_call(module, num_sequences, seed=token * 2 + layer)
         step = Step(torch.tensor(token, device=DEVICE), layer, Phase.DECODE)
@@ -128,7 +143,7 @@ def test_a_decode_step_equals_plain_maths_and_counts_alike(
         assert torch.equal(pool.slot_of.cpu(), oracle.slot_of)
     for row in counters.rows():
         if row.phase == "decode":
-            counts = [row.lookups, row.hits, row.misses, row.evictions]
+            counts = [row.lookups, row.hits, row.misses, row.evictions, row.computed]
             assert counts == expected[row.layer].tolist()
             assert row.bytes["fetch"] == row.misses * row_bytes
 
@@ -144,3 +159,72 @@ def test_the_copy_list_names_each_fetched_expert_once(ids, slots):
     assert sorted(copies.experts[:count].tolist()) == sorted(set(ids))
     rows = copies.rows[:count].tolist()
     assert [pool.id_of[row] - 8 for row in rows] == copies.experts[:count].tolist()
+
+
+class TorchHost:
+    """Experts of the banks computed in plain torch, as jobs."""
+
+    def __init__(self, banks, module):
+        self.maths = [ExpertMath(banks.layout, rows) for rows in banks.layers]
+        self.module = module
+
+    def job(self, layer, num_tokens, *, pin=False):
+        shapes = {
+            "x_TH": ((num_tokens, HIDDEN), torch.float32),
+            "ids_TK": ((num_tokens, SPACE.top_k), torch.int32),
+            "weights_TK": ((num_tokens, SPACE.top_k), torch.float32),
+            "chosen_E": ((SPACE.num_experts,), torch.uint8),
+            "y_TH": ((num_tokens, HIDDEN), torch.float32),
+        }
+        tensors = {k: torch.full(s, 77, dtype=d, pin_memory=pin) for k, (s, d) in shapes.items()}
+        return SimpleNamespace(layer=layer, **tensors)
+
+    def run(self, job):
+        call = Call(self.module, job.x_TH, job.ids_TK.long(), job.weights_TK)
+        work = self.maths[job.layer].begin(call)
+        chosen = job.chosen_E.nonzero().flatten().tolist()
+        self.maths[job.layer].run(work, chosen, chosen)
+        job.y_TH.copy_(work.combined())
+
+
+TARGETS = {
+    "cpu": (Cpu(Cpu.Config()), NoCache(NoCache.Config()), 0),
+    "hybrid": (Hybrid(Hybrid.Config()), Lru(Lru.Config()), 5),
+    "hybrid without slots": (Hybrid(Hybrid.Config()), NoCache(NoCache.Config()), 0),
+    "one layer on the host": (Gpu(Gpu.Config(cpu_layers=[1])), Lru(Lru.Config()), 5),
+}
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="there a host node needs a native function")
+@pytest.mark.parametrize(("name", "num_tokens"), [*((name, 1) for name in TARGETS), ("hybrid", 2)])
+def test_what_the_quota_leaves_is_computed_on_the_host(module, banks, name, num_tokens):
+    target, policy, num_slots = TARGETS[name]
+    row_bytes = banks.layout.row_bytes
+    rows = torch.zeros(num_slots + 4, row_bytes, dtype=torch.uint8, device=DEVICE)
+    pool = SlotPool(SPACE, num_slots, type(policy)(policy.config), DEVICE)
+    counters = Counters(SPACE.num_layers, row_bytes, DEVICE)
+    quotas = QuotaTable(target, SPACE, DEVICE)
+    if target.splits:
+        quotas.table_LM[:] = quotas.table_LM // 2
+    nodes = HostNodes(TorchHost(banks, module), DEVICE)
+    decode = FusedDecode(
+        kernel_shape(banks.layout, module), pool, banks, rows, counters, quotas, nodes
+    )
+    for token, layer in itertools.product(range(4), range(SPACE.num_layers)):
+        call = random_call(module, num_tokens, seed=token * 2 + layer)
+        plain = ExpertMath(banks.layout, banks.layers[layer].to(DEVICE))
+        work = plain.begin(call)
+        plain.run(work, list(range(8)), list(range(8)))
+        step = Step(torch.tensor(token, device=DEVICE), layer, Phase.DECODE)
+        decode.prepare()
+        torch.testing.assert_close(decode.layer(step, call), work.combined(), rtol=1e-4, atol=1e-4)
+    decode.finish()
+    pool.check()
+    decoded = [row for row in counters.rows() if row.phase == "decode"]
+    for row in decoded:
+        assert row.hits + row.fetched + row.computed == row.lookups
+        on_host = row.layer in target.host_layers(SPACE.num_layers)
+        assert (row.fetched == 0) is on_host
+        assert (row.computed > 0) is (on_host or target.splits)
+        assert row.bytes["fetch"] == row.fetched * row_bytes
+        assert (row.bytes["activations"] > 0) is (row.computed > 0)

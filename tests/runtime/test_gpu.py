@@ -82,9 +82,47 @@ def test_kernels_are_close_to_plain_torch(make, resident):
 
 def test_experts_computed_on_the_host_are_close(make, resident):
     with make("decode=cpu") as engine:
-        assert not engine.runtime.capturable
+        assert engine.runtime.capturable
         if engine.architecture.dtype == torch.float32:
             torch.testing.assert_close(logits(engine), resident, rtol=0, atol=1e-3)
+
+
+TARGETS = (
+    ("decode=hybrid", "decode.warmup=2"),
+    ("decode=hybrid", "decode.cpu_layers=[1]"),
+    ("decode.cpu_layers=1",),
+    ("decode=cpu",),
+)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_host_nodes_in_the_graph_are_close_to_eager_and_to_plain_torch(make, target):
+    """With forced routes, so that the last bit of a logit decides nothing."""
+    seen, reports = [], []
+    slots = () if target == ("decode=cpu",) else ("cache.slots=7",)
+    for kernels, graph in (("true", True), ("true", False), ("false", False)):
+        with make(*target, *slots, "model.routing=even", f"device.kernels={kernels}") as engine:
+            engine.runtime.capturable &= graph
+            seen.append(logits(engine, num_new=40))
+            assert (engine._sequence._graph is not None) is graph
+            reports.append(engine.generate(PROMPT, max_new_tokens=30, ignore_eos=True))
+            near = 1e-3 if engine.architecture.dtype == torch.float32 else 0.2
+    for other in seen[1:]:
+        torch.testing.assert_close(seen[0], other, rtol=0, atol=near)
+    for report in reports:
+        decode = [row for row in report.counters if row.phase == "decode"]
+        for row in decode:
+            assert row.hits + row.fetched + row.computed == row.lookups
+        assert sum(row.computed for row in decode) > 0
+
+
+def test_both_sides_of_a_captured_step_are_timed(make):
+    with make("decode=hybrid", "cache.slots=7", "model.routing=even") as engine:
+        engine.generate(PROMPT, max_new_tokens=100, ignore_eos=True)
+        measured = engine.runtime.quotas.rates.measured()
+        for line in (measured.fetched, measured.computed):
+            one = line.seconds(torch.ones(1))
+            assert (one > 1e-6).all() and (one < 1e-1).all()
 
 
 def test_counts_in_the_graph_equal_the_plain_runs(make):

@@ -14,7 +14,7 @@ from conftest import tiny_engine
 from transformers import AutoModelForCausalLM, StaticCache
 
 from residency.conf import compose
-from residency.runtime.engine import plan_memory
+from residency.runtime.memory import plan_memory
 
 PROMPT = [5, 9, 77, 31, 2, 64, 8, 100, 3, 17, 90, 41]  # longer than gpt_oss's tiny window
 NUM_NEW = 6

@@ -19,7 +19,7 @@ TOP = {
 }
 SEQUENCE = {"text", "finish", "prompt_tokens", "new_tokens", "token_ids", "ttft_s"}
 BATCH = TOP - SEQUENCE | {"kind", "sequences", "tokens_per_s"}
-COUNTS = {"phase", "lookups", "hits", "misses", "evictions", "computed", "bytes"}
+COUNTS = {"phase", "lookups", "hits", "misses", "evictions", "computed", "fetched", "bytes"}
 COUNTER = {"layer"} | COUNTS
 PHASE = COUNTS | {"seconds", "link_seconds", "link_share", "hit_rate"}
 MEMORY = {
@@ -89,7 +89,7 @@ def test_the_numbers_agree_with_one_another(result):
     assert result["prompt_tokens"] == 17
     for phase in result["phases"]:
         own = [row for row in result["counters"] if row["phase"] == phase["phase"]]
-        for key in ("lookups", "hits", "misses", "evictions", "computed"):
+        for key in ("lookups", "hits", "misses", "evictions", "computed", "fetched"):
             assert phase[key] == sum(row[key] for row in own)
         for source in SOURCES:
             assert phase["bytes"][source] == sum(row["bytes"][source] for row in own)

@@ -29,6 +29,7 @@ class Result:
     unique: list[int]
     copies: list[tuple[int, int]]  # (layer-local expert, slot)
     counts: list[int]
+    on_host: list[int] = field(default_factory=list)  # layer-local, ascending
 
 
 @dataclass
@@ -46,9 +47,15 @@ class OraclePool:
     def __post_init__(self) -> None:
         self.slot_of = {i: slot for slot, i in enumerate(self.held) if i is not None}
 
-    def admit(self, experts: list[int], layer: int) -> Result:
-        unique = sorted({layer * self.num_experts + e for e in experts if e < self.num_experts})
+    def admit(self, experts: list[int], layer: int, quota: list[int] | None = None) -> Result:
+        first = layer * self.num_experts
+        unique = sorted({first + e for e in experts if e < self.num_experts})
         misses = [i for i in unique if i not in self.slot_of]
+        num_misses, on_host = len(misses), []
+        if quota is not None:
+            ranked = sorted(misses, key=lambda i: (self.keys[i], i), reverse=True)
+            misses = sorted(ranked[: quota[num_misses]])
+            on_host = sorted(ranked[quota[num_misses] :])
         places = [slot for slot, i in enumerate(self.held) if i is None]
         evictable = [i for i in self.slot_of if i not in unique]
         evictable.sort(key=lambda i: (self.keys[i], i))
@@ -59,9 +66,9 @@ class OraclePool:
         for missing, slot in zip(misses, places, strict=False):
             self.slot_of[missing] = slot
             self.held[slot] = missing
-            copies.append((missing - layer * self.num_experts, slot))
-        counts = [len(unique), len(unique) - len(misses), len(misses), num_evictions]
-        return Result(unique, copies, counts)
+            copies.append((missing - first, slot))
+        counts = [len(unique), len(unique) - num_misses, num_misses, num_evictions, len(on_host)]
+        return Result(unique, copies, counts, [i - first for i in on_host])
 
 
 class TensorPool:
@@ -75,43 +82,59 @@ class TensorPool:
         self.id_of = torch.tensor(held, dtype=torch.int32, device=device)
         self.slot_of = torch.tensor(slot_of, dtype=torch.int32, device=device)
         self.keys = torch.tensor(oracle.keys, dtype=torch.int64, device=device)
-        self.totals = torch.zeros(4, dtype=torch.int64, device=device)
+        self.totals = torch.zeros(5, dtype=torch.int64, device=device)
 
-    def admit(self, form: str, experts: list[int], layer: int) -> Result:
+    def admit(
+        self, form: str, experts: list[int], layer: int, quotas: list[int] | None = None
+    ) -> Result:
         ids = torch.tensor(experts, device=self.keys.device)
+        quota = None
+        if quotas is not None:
+            quota = torch.tensor(quotas, dtype=torch.int32, device=self.keys.device)
         if random.random() < 0.5:
             ids = ids.int()
         if form == "definition":
             unique = distinct(ids, layer, self.space)
-            admission = admit(unique, self.slot_of, self.id_of, self.keys, None)
+            admission = admit(unique, self.slot_of, self.id_of, self.keys, None, quota)
+            on_host = (unique[admission.on_host] - layer * self.space.num_experts).tolist()
             copies = copy_list(admission, layer, self.space)
             counts = admission.counts
             self.totals += counts
             copy_expert, copy_slot, num_copies = copies
         else:
-            unique, copy_expert, copy_slot, counts = admitted = launch_admit(
+            unique, copy_expert, copy_slot, host_expert, counts = admitted = launch_admit(
                 ids, layer, self.space.num_experts, self.slot_of, self.id_of, self.keys,
-                totals=self.totals,
+                totals=self.totals, quota=quota,
             )  # fmt: skip
             num_copies = admitted.num_copies
+            assert int(counts[5]) == int(counts[2] - counts[4])
+            counts = counts[:5]
+            on_host = sorted(e for e in host_expert.tolist() if e != NO_COPY)
             pads = [NO_COPY] * (len(experts) - int(num_copies))
             assert copy_expert[int(num_copies) :].tolist() == pads
             assert copy_slot[int(num_copies) :].tolist() == pads
         real = int(counts[0])
         assert unique[real:].eq(self.space.sink).all()
         copied = [copy_expert[: int(num_copies)].tolist(), copy_slot[: int(num_copies)].tolist()]
-        return Result(unique[:real].tolist(), list(zip(*copied, strict=True)), counts.tolist())
+        copies = list(zip(*copied, strict=True))
+        return Result(unique[:real].tolist(), copies, counts.tolist(), on_host)
 
 
 Step = tuple[list[int], int]  # experts, layer
 
 
-def _replay(form: str, oracle: OraclePool, steps: list[Step], device: torch.device) -> None:
+def _replay(
+    form: str,
+    oracle: OraclePool,
+    steps: list[Step],
+    device: torch.device,
+    quota: list[int] | None = None,
+) -> None:
     pool = TensorPool(oracle, device)
-    keys, totals = pool.keys.clone(), torch.zeros(4, dtype=torch.int64)
+    keys, totals = pool.keys.clone(), torch.zeros(5, dtype=torch.int64)
     for experts, layer in steps:
-        want = oracle.admit(experts, layer)
-        assert pool.admit(form, experts, layer) == want
+        want = oracle.admit(experts, layer, quota)
+        assert pool.admit(form, experts, layer, quota) == want
         fresh = TensorPool(oracle, device)
         assert torch.equal(pool.id_of, fresh.id_of)
         assert torch.equal(pool.slot_of, fresh.slot_of)
@@ -151,7 +174,23 @@ def test_random_steps(form: str, data: st.DataObject, device: torch.device) -> N
         ([rng.randrange(experts + none) for _ in range(num)], rng.randrange(layers))
         for _ in range(3)
     ]
-    _replay(form, oracle, steps, device)
+    quota = [rng.randint(0, m) for m in range(experts + 1)] if data.draw(st.booleans()) else None
+    _replay(form, oracle, steps, device, quota)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_is_fetched_without_slots(form: str, device: torch.device) -> None:
+    oracle = OraclePool([], [0] * 13, 6)
+    got = TensorPool(oracle, device).admit(form, [5, 1, 5], 1, [0] * 7)
+    assert got == Result([7, 11], [], [2, 0, 2, 0, 2], [1, 5])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_highest_keys_are_fetched_and_of_ties_the_highest_id(form, device):
+    oracle = OraclePool([None] * 4, [3, 9, 3, -5, 3, 0, 0], 6)
+    got = TensorPool(oracle, device).admit(form, [4, 3, 2, 1, 0], 0, [0, 0, 0, 0, 0, 3])
+    assert got.copies == [(1, 0), (2, 1), (4, 2)]
+    assert got.on_host == [0, 3]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -199,7 +238,7 @@ def test_many_slots(form: str, slots: int, device: torch.device) -> None:
 def test_needed_residents_stay_although_lowest(form: str, device: torch.device) -> None:
     oracle = OraclePool([0, 1, 2, 3], [0, 1, 2, 3, 9, 9, 9], 6)
     got = TensorPool(oracle, device).admit(form, [0, 5, 1, 4, 5], 0)
-    assert got == Result([0, 1, 4, 5], [(4, 2), (5, 3)], [4, 2, 2, 2])
+    assert got == Result([0, 1, 4, 5], [(4, 2), (5, 3)], [4, 2, 2, 2, 0])
 
 
 @pytest.mark.parametrize("form", FORMS)
