@@ -5,13 +5,15 @@ The even column's code is in the low nibble.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by the low three bits of a code
 MAX = MAGNITUDES[-1]
 VALUES = (*MAGNITUDES, *(-m for m in MAGNITUDES))  # bit 3 is the sign
-_MIDDLES = [(low + high) / 2 for low, high in zip(MAGNITUDES, MAGNITUDES[1:], strict=False)]
+_MIDDLES = [(low + high) / 2 for low, high in pairwise(MAGNITUDES)]
 
 
 def unpack(packed: Tensor, dtype: torch.dtype) -> Tensor:
