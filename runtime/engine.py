@@ -101,7 +101,7 @@ class Engine:
         self._sequence: Sequence | None = None
         self._batch: Batch | None = None
         self.policies = policies
-        # On the CPU, where all else is plain torch too, so are the host's experts: equal bit for bit.
+        # On the CPU all is plain torch, the experts of the host too: equal bit for bit.
         beside = self.device.type == "cuda" and policies.decode.computes_on_host(
             self.architecture.space.num_layers
         )

@@ -12,36 +12,72 @@ from typing import Any
 import numpy as np
 import torch
 
-from residency.runtime import formats
 from residency.runtime.experts import Call
+from residency.runtime.formats import OUTER, Plain
 from residency.runtime.fused_chunk import ChunkWork, ShortChunks
-from residency.runtime.kernels.activations import SILU, Activation
-from residency.runtime.kernels.formats import ExpertShape, Plain
+from residency.runtime.kernels.activations import (
+    GELU_ERF,
+    GELU_TANH,
+    SILU,
+    Activation,
+    clamped_swiglu,
+)
+from residency.runtime.kernels.formats import DOWN, GATE_UP, ExpertShape
+from residency.runtime.kernels.loads import loads_of
 from residency.runtime.layout import RowLayout
+
+# By the class of a module's act_fn.
+GATES = {
+    "SiLU": SILU,
+    "SiLUActivation": SILU,
+    "GELUActivation": GELU_ERF,
+    "GELUTanh": GELU_TANH,
+}
 
 
 def kernel_shape(layout: RowLayout, module: Any) -> ExpertShape | None:
     """The kernels' view of a row, or None where they have no form for its layout or gate."""
-    return None if activation_of(module) is None else _expert_shape(layout)
+    matrices = [part.name for part in layout.parts if part.name in (GATE_UP, DOWN)]
+    if matrices != [GATE_UP, DOWN] or activation_of(module) is None:
+        return None
+    if loads_of(layout.format) is None:
+        return None
+    down = next(part.shape for part in layout.parts if part.name == DOWN)
+    hidden, width = _extent(layout, down)
+    shape = ExpertShape(hidden, width, layout, not module.is_concatenated)
+    expected = ExpertShape.of(
+        hidden,
+        width,
+        layout.format,
+        layout.parts[-1].dtype,
+        interleaved=shape.interleaved,
+        has_bias=module.has_bias,
+        transposed=module.is_transposed,
+    )
+    if shape != expected:
+        return None
+    # Their outer factors belong to the halves of a matrix, not to alternate rows.
+    has_outer = OUTER in layout.suffixes(GATE_UP)
+    return None if shape.interleaved and has_outer else shape
 
 
-def _expert_shape(layout: RowLayout) -> ExpertShape | None:
-    if [part.name for part in layout.parts] != ["gate_up_proj", "down_proj"]:
-        return None
-    if layout.format != formats.Plain(layout.parts[0].dtype):
-        return None
-    (two_width, hidden), (out, width) = (part.shape for part in layout.parts)
-    if (out, two_width) != (hidden, 2 * width):
-        return None
-    shape = ExpertShape(hidden, width, Plain(layout.parts[0].dtype))
-    return shape if shape.row_bytes == layout.row_bytes else None
+def _extent(layout: RowLayout, down: tuple[int, ...]) -> tuple[int, int]:
+    """Hidden and width, found in the stored shape of down's elements."""
+    rows, columns = down
+    if isinstance(layout.format, Plain):
+        return (columns, rows) if layout.format.transposed else (rows, columns)
+    per_byte = layout.format.stored(1, 32)[0].shape[1]
+    return rows, columns * 32 // per_byte
 
 
 def activation_of(module: Any) -> Activation | None:
     """The gate of an experts module, or None where the kernels have no form for it."""
-    plain_gate = type(module)._apply_gate.__name__ == "_default_apply_gate"
-    name = type(getattr(module, "act_fn", None)).__name__
-    return SILU if plain_gate and name in ("SiLU", "SiLUActivation") else None
+    own = type(module)
+    if own.__name__ == "GptOssExperts":
+        return clamped_swiglu(module.alpha, module.limit)
+    if own._apply_gate.__name__ != "_default_apply_gate":
+        return None
+    return GATES.get(type(module.act_fn).__name__)
 
 
 class FusedMaths:

@@ -5,7 +5,7 @@ The even column's code is in the low nibble.
 
 from __future__ import annotations
 
-import itertools
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by the low three bits of a code
 MAX = MAGNITUDES[-1]
 VALUES = (*MAGNITUDES, *(-m for m in MAGNITUDES))  # bit 3 is the sign
-_MIDDLES = [(low + high) / 2 for low, high in itertools.pairwise(MAGNITUDES)]
+_MIDDLES = [(low + high) / 2 for low, high in pairwise(MAGNITUDES)]
 
 
 def unpack(packed: Tensor, dtype: torch.dtype) -> Tensor:

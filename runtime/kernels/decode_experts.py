@@ -1,8 +1,8 @@
 """Experts of a few tokens: two matrix-vector passes bound by the bytes of the weights.
 
-Both passes keep one fp32 accumulator per lane of a [BLOCK_N, BLOCK_K] tile and reduce it once at
-the end, so that the weights stream through independent wide loads. The first pass puts a token's
-experts in ascending id; the second adds them in that order.
+Both passes keep one fp32 accumulator for each FOLD neighbours of a [BLOCK_N, BLOCK_K] tile and
+reduce them once at the end, so that the weights stream through independent wide loads. The first
+pass puts a token's experts in ascending id; the second adds them in that order.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from residency.runtime.kernels.activations import Activation
+from residency.runtime.kernels.expert_tiles import DecodeConfig, choose_down, choose_gate_up
 from residency.runtime.kernels.formats import ExpertShape
 
 
@@ -24,37 +25,6 @@ class Activated(NamedTuple):
     act: Tensor  # x's dtype [T, K, I]
     row: Tensor  # int32 [T, K]
     weight: Tensor  # fp32 [T, K]
-
-
-class DecodeConfig(NamedTuple):
-    """Tile of one program; block_k * 2 / num_warps / 32 bytes per thread and matrix row."""
-
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-
-
-GATE_UP_CONFIGS = [
-    DecodeConfig(4, 256, 2, 3),
-    DecodeConfig(4, 1024, 4, 1),
-    DecodeConfig(2, 1024, 4, 1),
-    DecodeConfig(4, 512, 4, 1),
-    DecodeConfig(2, 512, 2, 1),
-    DecodeConfig(1, 1024, 4, 1),
-    DecodeConfig(4, 256, 1, 1),
-    DecodeConfig(8, 512, 4, 3),
-]
-DOWN_CONFIGS = [
-    DecodeConfig(4, 1024, 4, 1),
-    DecodeConfig(2, 1024, 4, 1),
-    DecodeConfig(1, 1024, 4, 1),
-    DecodeConfig(4, 256, 2, 1),
-    DecodeConfig(4, 256, 1, 1),
-    DecodeConfig(8, 128, 2, 1),
-    DecodeConfig(4, 256, 4, 3),
-    DecodeConfig(8, 256, 4, 3),
-]
 
 
 def gate_up(
@@ -75,8 +45,8 @@ def gate_up(
     row = row_of[ids.gather(1, order).long()]
     act = x.new_zeros(*ids.shape, shape.width)
     for token, rank in row.ge(0).nonzero().tolist():
-        matrix = shape.gate_up(rows[row[token, rank]]).float()
-        gate, up = (matrix @ x[token].float()).chunk(2)
+        expert = rows[row[token, rank]]
+        gate, up = shape.gate_and_up(shape.gate_up(expert) @ x[token].float(), expert)
         act[token, rank] = activation.definition(gate, up).to(x.dtype)
     return Activated(act, row, weights.gather(1, order).float())
 
@@ -95,8 +65,9 @@ def down(
     act, row, weight = activated
     total = act.new_zeros(act.shape[0], shape.hidden, dtype=torch.float32)
     for token, rank in row.ge(0).nonzero().tolist():
-        matrix = shape.down(rows[row[token, rank]]).float()
-        total[token] += weight[token, rank] * (matrix @ act[token, rank].float())
+        expert = rows[row[token, rank]]
+        y = shape.with_bias(shape.down(expert) @ act[token, rank].float(), expert)
+        total[token] += weight[token, rank] * y
     if extra is not None:
         total += extra
     if residual is not None:
@@ -105,12 +76,24 @@ def down(
 
 
 @triton.jit
+def _add_products(total: tl.tensor, tile: tl.tensor, x: tl.tensor, FOLD: tl.constexpr) -> tl.tensor:
+    """total [N, K / FOLD] + the products of tile [N, K] and x [1, K], FOLD neighbours in one."""
+    products = tile.to(tl.float32) * x
+    if FOLD > 1:
+        shape: tl.constexpr = (total.shape[0], total.shape[1], FOLD)
+        products = tl.sum(tl.reshape(products, shape), axis=2)
+    return total + products
+
+
+@triton.jit
 def _gate_up_kernel(
     x_ptr: tl.tensor, ids_ptr: tl.tensor, weights_ptr: tl.tensor, row_of_ptr: tl.tensor,
     rows_ptr: tl.tensor, act_ptr: tl.tensor, row_ptr: tl.tensor, weight_ptr: tl.tensor,
-    offset_bytes: tl.tensor, row_bytes: tl.tensor, HIDDEN: tl.constexpr, WIDTH: tl.constexpr,
-    TOP_K: tl.constexpr, LOAD: tl.constexpr, ACTIVATE: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    offset_bytes: tl.tensor, bias_bytes: tl.tensor, row_bytes: tl.tensor, HIDDEN: tl.constexpr,
+    WIDTH: tl.constexpr, TOP_K: tl.constexpr, LOAD: tl.constexpr, OUTER: tl.constexpr,
+    HAS_BIAS: tl.constexpr, GATE_STEP: tl.constexpr, UP_OFFSET: tl.constexpr,
+    ACTIVATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, FOLD: tl.constexpr, STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
     pair = tl.program_id(1)
     token = pair // TOP_K
@@ -123,24 +106,25 @@ def _gate_up_kernel(
 
     expert = rows_ptr + tl.maximum(row, 0).to(tl.int64) * row_bytes
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    kept = (n < tl.where(row >= 0, WIDTH, 0))[:, None]
-    gate = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    kept = n < tl.where(row >= 0, WIDTH, 0)
+    gate_n = n * GATE_STEP
+    up_n = gate_n + UP_OFFSET
+    gate = tl.zeros((BLOCK_N, BLOCK_K // FOLD), tl.float32)
+    up = tl.zeros((BLOCK_N, BLOCK_K // FOLD), tl.float32)
     for begin in tl.range(0, HIDDEN, BLOCK_K, num_stages=STAGES):
         k = (begin + tl.arange(0, BLOCK_K))[None, :]
         x = tl.load(x_ptr + token * HIDDEN + k, mask=k < HIDDEN, other=0.0).to(tl.float32)
-        mask = kept & (k < HIDDEN)
-        gate += (
-            LOAD(expert, offset_bytes, n[:, None], k, 2 * WIDTH, HIDDEN, mask).to(tl.float32) * x
-        )
-        up += (
-            LOAD(expert, offset_bytes, n[:, None] + WIDTH, k, 2 * WIDTH, HIDDEN, mask).to(
-                tl.float32
-            )
-            * x
-        )
-    result = ACTIVATE(tl.sum(gate, axis=1), tl.sum(up, axis=1))
-    tl.store(act_ptr + place * WIDTH + n, result, mask=n < WIDTH)
+        tile = LOAD(expert, offset_bytes, gate_n, begin, 2 * WIDTH, HIDDEN, kept, BLOCK_K)
+        gate = _add_products(gate, tile, x, FOLD)
+        tile = LOAD(expert, offset_bytes, up_n, begin, 2 * WIDTH, HIDDEN, kept, BLOCK_K)
+        up = _add_products(up, tile, x, FOLD)
+    gate_N = tl.sum(gate, axis=1) * OUTER(expert, offset_bytes, 0, 2 * WIDTH, HIDDEN)
+    up_N = tl.sum(up, axis=1) * OUTER(expert, offset_bytes, 1, 2 * WIDTH, HIDDEN)
+    if HAS_BIAS:
+        bias_ptr = (expert + bias_bytes).to(tl.pointer_type(act_ptr.dtype.element_ty))
+        gate_N += tl.load(bias_ptr + gate_n, mask=kept, other=0.0).to(tl.float32)
+        up_N += tl.load(bias_ptr + up_n, mask=kept, other=0.0).to(tl.float32)
+    tl.store(act_ptr + place * WIDTH + n, ACTIVATE(gate_N, up_N, ALPHA, LIMIT), mask=n < WIDTH)
     if tl.program_id(0) == 0:
         tl.store(row_ptr + place, row)
         tl.store(weight_ptr + place, tl.load(weights_ptr + pair).to(tl.float32))
@@ -150,27 +134,36 @@ def _gate_up_kernel(
 def _down_kernel(
     act_ptr: tl.tensor, row_ptr: tl.tensor, weight_ptr: tl.tensor, rows_ptr: tl.tensor,
     residual_ptr: tl.tensor, extra_ptr: tl.tensor, y_ptr: tl.tensor, offset_bytes: tl.tensor,
-    row_bytes: tl.tensor, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr,
-    LOAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    bias_bytes: tl.tensor, row_bytes: tl.tensor, HIDDEN: tl.constexpr, WIDTH: tl.constexpr,
+    TOP_K: tl.constexpr, LOAD: tl.constexpr, OUTER: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FOLD: tl.constexpr, STAGES: tl.constexpr,
 ) -> None:  # fmt: skip
     token = tl.program_id(1)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    extra = tl.zeros((BLOCK_N,), tl.float32)
-    if extra_ptr is not None:  # asked for first: it may come across the link
-        extra = tl.load(extra_ptr + token * HIDDEN + n, mask=n < HIDDEN, other=0.0)
-    total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    # What is neither a product nor the residual: biases, and the host's sum, asked for first,
+    # since it may come across the link.
+    others = tl.zeros((BLOCK_N,), tl.float32)
+    if extra_ptr is not None:
+        others += tl.load(extra_ptr + token * HIDDEN + n, mask=n < HIDDEN, other=0.0)
+    total = tl.zeros((BLOCK_N, BLOCK_K // FOLD), tl.float32)
     for rank in tl.static_range(TOP_K):
         place = token * TOP_K + rank
         row = tl.load(row_ptr + place)
         weight = tl.load(weight_ptr + place)
         expert = rows_ptr + tl.maximum(row, 0).to(tl.int64) * row_bytes
-        kept = (n < tl.where(row >= 0, HIDDEN, 0))[:, None]
+        kept = n < tl.where(row >= 0, HIDDEN, 0)
+        # Both halves of down have one outer factor, so it can join the expert's weight.
+        factor = weight * OUTER(expert, offset_bytes, 0, HIDDEN, WIDTH)
         for begin in tl.range(0, WIDTH, BLOCK_K, num_stages=STAGES):
             k = (begin + tl.arange(0, BLOCK_K))[None, :]
             act = tl.load(act_ptr + place * WIDTH + k, mask=k < WIDTH, other=0.0).to(tl.float32)
-            tile = LOAD(expert, offset_bytes, n[:, None], k, HIDDEN, WIDTH, kept & (k < WIDTH))
-            total += tile.to(tl.float32) * (act * weight)
-    y = tl.sum(total, axis=1) + extra
+            tile = LOAD(expert, offset_bytes, n, begin, HIDDEN, WIDTH, kept, BLOCK_K)
+            total = _add_products(total, tile, act * factor, FOLD)
+        if HAS_BIAS:
+            bias_ptr = (expert + bias_bytes).to(tl.pointer_type(y_ptr.dtype.element_ty))
+            bias = tl.load(bias_ptr + n, mask=kept, other=0.0)
+            others += weight * bias.to(tl.float32)
+    y = tl.sum(total, axis=1) + others
     if residual_ptr is not None:
         y += tl.load(residual_ptr + token * HIDDEN + n, mask=n < HIDDEN, other=0.0).to(tl.float32)
     tl.store(y_ptr + token * HIDDEN + n, y, mask=n < HIDDEN)
@@ -197,10 +190,12 @@ def launch_gate_up(
     grid = (triton.cdiv(shape.width, cfg.block_n), num_tokens * top_k)
     _gate_up_kernel[grid](
         x, ids, weights, row_of, rows, *out,
-        shape.gate_up_offset_bytes, shape.row_bytes,
+        shape.gate_up_offset_bytes, shape.bias_bytes[0], shape.row_bytes,
         HIDDEN=shape.hidden, WIDTH=shape.width, TOP_K=top_k,
-        LOAD=shape.format.load, ACTIVATE=activation.kernel,
-        BLOCK_N=cfg.block_n, BLOCK_K=cfg.block_k, STAGES=cfg.num_stages,
+        LOAD=shape.loads.load, OUTER=shape.loads.outer, HAS_BIAS=shape.has_bias,
+        GATE_STEP=shape.gate_step, UP_OFFSET=shape.up_offset,
+        ACTIVATE=activation.kernel, ALPHA=activation.alpha, LIMIT=activation.limit,
+        BLOCK_N=cfg.block_n, BLOCK_K=cfg.block_k, FOLD=cfg.fold, STAGES=cfg.num_stages,
         num_warps=cfg.num_warps,
     )  # fmt: skip
     return out
@@ -221,19 +216,10 @@ def launch_down(
     grid = (triton.cdiv(shape.hidden, cfg.block_n), num_tokens)
     _down_kernel[grid](
         *activated, rows, residual, extra, y,
-        shape.down_offset_bytes, shape.row_bytes,
-        HIDDEN=shape.hidden, WIDTH=shape.width, TOP_K=top_k, LOAD=shape.format.load,
-        BLOCK_N=cfg.block_n, BLOCK_K=cfg.block_k, STAGES=cfg.num_stages,
+        shape.down_offset_bytes, shape.bias_bytes[1], shape.row_bytes,
+        HIDDEN=shape.hidden, WIDTH=shape.width, TOP_K=top_k,
+        LOAD=shape.loads.load, OUTER=shape.loads.outer, HAS_BIAS=shape.has_bias,
+        BLOCK_N=cfg.block_n, BLOCK_K=cfg.block_k, FOLD=cfg.fold, STAGES=cfg.num_stages,
         num_warps=cfg.num_warps,
     )  # fmt: skip
     return y
-
-
-def choose_gate_up(shape: ExpertShape) -> DecodeConfig:
-    """By the expert's shape alone, so that a token's bits do not depend on its company."""
-    return GATE_UP_CONFIGS[0]
-
-
-def choose_down(shape: ExpertShape) -> DecodeConfig:
-    """As `choose_gate_up`."""
-    return DOWN_CONFIGS[0]

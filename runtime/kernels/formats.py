@@ -1,154 +1,144 @@
-"""How an expert's matrices lie in a row of bytes, and how a kernel loads a tile of one.
-
-A row holds `gate_up` [2I, H] (gate rows first), then `down` [H, I]; each starts at a multiple of
-64 bytes. A format stores one matrix self-contained: whatever a tile load needs besides the
-elements (scales, say) follows them at a distance computable from the matrix's shape, so that one
-byte offset names a matrix in every format.
-"""
+"""The kernels' view of a row: an expert's extent, its format and where its parts begin."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-ALIGN_BYTES = 64
+from residency.runtime.formats import ExpertFormat
+from residency.runtime.kernels.loads import Loads, loads_of
+from residency.runtime.layout import RowLayout
 
-
-class Format(Protocol):
-    """One storage form of a matrix."""
-
-    @property
-    def load(self) -> Any:
-        """Jitted `load(row_ptr, offset_bytes, n, k, N, K, mask)` -> tile of the matrix [N, K].
-
-        `row_ptr` points to uint8; `n` and `k` are int32 index tensors whose broadcast is the
-        tile's shape; `mask` broadcasts likewise or is None; masked elements are zero.
-        """
-
-    def num_bytes(self, n: int, k: int) -> int:
-        """Bytes of one stored [n, k] matrix, before alignment."""
-
-    def unpack(self, stored: Tensor, n: int, k: int) -> Tensor:
-        """uint8 [..., num_bytes(n, k)] -> [..., n, k] in the dtype the products take."""
-
-    def pack(self, matrix: Tensor) -> Tensor:
-        """[..., n, k] -> uint8 [..., num_bytes(n, k)]."""
-
-
-@triton.jit
-def _load_elements(
-    row_ptr: tl.tensor, offset_bytes: tl.tensor, n: tl.tensor, k: tl.tensor, K: tl.tensor,
-    mask: tl.tensor, ELEMENT: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    matrix = (row_ptr + offset_bytes).to(tl.pointer_type(ELEMENT))
-    if mask is None:
-        return tl.load(matrix + (n * K + k))
-    else:
-        return tl.load(matrix + (n * K + k), mask=mask, other=0.0)
-
-
-@triton.jit
-def _load_bf16(
-    row_ptr: tl.tensor, offset_bytes: tl.tensor, n: tl.tensor, k: tl.tensor, N: tl.tensor,
-    K: tl.tensor, mask: tl.tensor,
-) -> tl.tensor:  # fmt: skip
-    return _load_elements(row_ptr, offset_bytes, n, k, K, mask, tl.bfloat16)
-
-
-@triton.jit
-def _load_fp16(
-    row_ptr: tl.tensor, offset_bytes: tl.tensor, n: tl.tensor, k: tl.tensor, N: tl.tensor,
-    K: tl.tensor, mask: tl.tensor,
-) -> tl.tensor:  # fmt: skip
-    return _load_elements(row_ptr, offset_bytes, n, k, K, mask, tl.float16)
-
-
-@triton.jit
-def _load_fp32(
-    row_ptr: tl.tensor, offset_bytes: tl.tensor, n: tl.tensor, k: tl.tensor, N: tl.tensor,
-    K: tl.tensor, mask: tl.tensor,
-) -> tl.tensor:  # fmt: skip
-    return _load_elements(row_ptr, offset_bytes, n, k, K, mask, tl.float32)
-
-
-_PLAIN_LOADS = {
-    torch.bfloat16: _load_bf16,
-    torch.float16: _load_fp16,
-    torch.float32: _load_fp32,
-}
-
-
-@dataclass(frozen=True)
-class Plain:
-    """Elements as they are, row-major: bf16, fp16 or fp32."""
-
-    dtype: torch.dtype
-
-    def __post_init__(self) -> None:
-        if self.dtype not in _PLAIN_LOADS:
-            known = ", ".join(str(dtype) for dtype in _PLAIN_LOADS)
-            raise ValueError(f"no plain format of {self.dtype}; there are {known}")
-
-    @property
-    def load(self) -> Any:
-        return _PLAIN_LOADS[self.dtype]
-
-    def num_bytes(self, n: int, k: int) -> int:
-        return n * k * self.dtype.itemsize
-
-    def unpack(self, stored: Tensor, n: int, k: int) -> Tensor:
-        return stored.view(self.dtype).view(*stored.shape[:-1], n, k)
-
-    def pack(self, matrix: Tensor) -> Tensor:
-        return matrix.to(self.dtype).contiguous().flatten(-2).view(torch.uint8)
+GATE_UP, DOWN = "gate_up_proj", "down_proj"
 
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """The extent of one expert and where its matrices begin in a row."""
+    """One expert: gate_up [2I, H], down [H, I], and biases [2I] and [H] where the layout has them.
+
+    interleaved: gate and up rows alternate, gate first; else all gate rows come before up's.
+    """
 
     hidden: int
     width: int
-    format: Format
+    layout: RowLayout
+    interleaved: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        hidden: int,
+        width: int,
+        format: ExpertFormat,
+        dtype: torch.dtype = torch.bfloat16,
+        *,
+        interleaved: bool = False,
+        has_bias: bool = False,
+        transposed: bool = False,
+    ) -> ExpertShape:
+        """An expert of these sizes alone. dtype: of the biases; transposed as `RowLayout.of`."""
+        matrices = {GATE_UP: (2 * width, hidden), DOWN: (hidden, width)}
+        shapes: dict[str, tuple[int, ...]] = {
+            name: (k, n) if transposed else (n, k) for name, (n, k) in matrices.items()
+        }
+        if has_bias:
+            shapes |= {f"{name}_bias": (n,) for name, (n, _) in matrices.items()}
+        layout = RowLayout.of(shapes, format, dtype, transposed=transposed)
+        return cls(hidden, width, layout, interleaved)
 
     @property
-    def gate_up_offset_bytes(self) -> int:
-        return 0
+    def format(self) -> ExpertFormat:
+        return self.layout.format
 
     @property
-    def down_offset_bytes(self) -> int:
-        return _aligned(self.format.num_bytes(2 * self.width, self.hidden))
+    def loads(self) -> Loads:
+        loads = loads_of(self.format)
+        assert loads is not None, f"no kernel reads {self.format}"
+        return loads
 
     @property
     def row_bytes(self) -> int:
-        down = self.format.num_bytes(self.hidden, self.width)
-        return self.down_offset_bytes + _aligned(down)
+        return self.layout.row_bytes
 
-    def gate_up(self, rows: Tensor) -> Tensor:
+    @cached_property
+    def _offsets(self) -> dict[str, int]:
+        return {part.name: part.offset for part in self.layout.parts}
+
+    @property
+    def gate_up_offset_bytes(self) -> int:
+        return self._offsets[GATE_UP]
+
+    @property
+    def down_offset_bytes(self) -> int:
+        return self._offsets[DOWN]
+
+    @property
+    def has_bias(self) -> bool:
+        return f"{GATE_UP}_bias" in self._offsets
+
+    @property
+    def bias_bytes(self) -> tuple[int, int]:
+        """Offsets of both biases; zero without them."""
+        return self._offsets.get(f"{GATE_UP}_bias", 0), self._offsets.get(f"{DOWN}_bias", 0)
+
+    @property
+    def gate_step(self) -> int:
+        """Rows from one gate row to the next."""
+        return 2 if self.interleaved else 1
+
+    @property
+    def up_offset(self) -> int:
+        """Rows from a gate row to its up row."""
+        return 1 if self.interleaved else self.width
+
+    def gate_up(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """uint8 [..., row_bytes] -> [..., 2I, H]."""
-        stored = self.format.num_bytes(2 * self.width, self.hidden)
-        return self.format.unpack(rows[..., :stored], 2 * self.width, self.hidden)
+        return self._matrix(rows, GATE_UP, dtype)
 
-    def down(self, rows: Tensor) -> Tensor:
+    def down(self, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """uint8 [..., row_bytes] -> [..., H, I]."""
-        begin = self.down_offset_bytes
-        end = begin + self.format.num_bytes(self.hidden, self.width)
-        return self.format.unpack(rows[..., begin:end], self.hidden, self.width)
+        return self._matrix(rows, DOWN, dtype)
 
-    def pack(self, gate_up: Tensor, down: Tensor) -> Tensor:
-        """[..., 2I, H] and [..., H, I] -> uint8 [..., row_bytes]; gaps are zero."""
-        rows = gate_up.new_zeros(*gate_up.shape[:-2], self.row_bytes, dtype=torch.uint8)
-        first, second = self.format.pack(gate_up), self.format.pack(down)
-        rows[..., : first.shape[-1]] = first
-        begin = self.down_offset_bytes
-        rows[..., begin : begin + second.shape[-1]] = second
+    def gate_and_up(self, product: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """A product of gate_up [..., 2I], the bias of the one row [row_bytes] added, in two."""
+        product = product + self._bias(rows, GATE_UP, product)
+        if self.interleaved:
+            return product[..., ::2], product[..., 1::2]
+        gate, up = product.chunk(2, dim=-1)
+        return gate, up
+
+    def with_bias(self, product: Tensor, rows: Tensor) -> Tensor:
+        """A product of down [..., H], the bias of the one row [row_bytes] added."""
+        return product + self._bias(rows, DOWN, product)
+
+    def pack(
+        self,
+        gate_up: Tensor,
+        down: Tensor,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+    ) -> Tensor:
+        """[R, 2I, H], [R, H, I], biases [R, 2I], [R, H] -> uint8 [R, row_bytes]; gaps are zero."""
+        rows = gate_up.new_zeros(len(gate_up), self.row_bytes, dtype=torch.uint8)
+        views = self.layout.views(rows)
+        for name, matrix in ((GATE_UP, gate_up), (DOWN, down)):
+            for suffix, stored in self.format.quantise(matrix).items():
+                views[self.layout.suffixes(name)[suffix]].copy_(stored)
+        for name, bias in ((GATE_UP, gate_up_bias), (DOWN, down_bias)):
+            if bias is not None:
+                views[f"{name}_bias"].copy_(bias)
         return rows
 
+    def _matrix(self, rows: Tensor, name: str, dtype: torch.dtype) -> Tensor:
+        views = self.layout.views(rows.reshape(-1, self.row_bytes))
+        stored = {suffix: views[part] for suffix, part in self.layout.suffixes(name).items()}
+        matrices = self.format.dequantise(stored, dtype)
+        return matrices.reshape(*rows.shape[:-1], *matrices.shape[1:])
 
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+    def _bias(self, rows: Tensor, name: str, like: Tensor) -> Tensor:
+        if not self.has_bias:
+            return like.new_zeros(())
+        return self.layout.views(rows.reshape(1, -1))[f"{name}_bias"][0].to(like.dtype)

@@ -8,61 +8,15 @@ bits of a result do not depend on the grouping. Results stay in sorted order and
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from residency.runtime.kernels.activations import Activation
+from residency.runtime.kernels.expert_tiles import ChunkTiles, TileShape, choose_tiles
 from residency.runtime.kernels.formats import ExpertShape
 from residency.runtime.kernels.grouping import Grouping, launch_tiles_of
-
-
-class TileShape(NamedTuple):
-    """Extent of one program's product; block_n counts weight rows, gate and up together."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-
-
-class ChunkTiles(NamedTuple):
-    """Tile shapes of both passes; block_m is common, since they share the tile list."""
-
-    gate_up: TileShape
-    down: TileShape
-
-
-CHUNK_TILES = [
-    ChunkTiles(TileShape(16, 64, 128, 4, 4), TileShape(16, 64, 128, 4, 4)),
-    ChunkTiles(TileShape(16, 128, 128, 4, 3), TileShape(16, 64, 128, 4, 4)),
-    ChunkTiles(TileShape(32, 128, 64, 4, 4), TileShape(32, 128, 64, 4, 4)),
-    ChunkTiles(TileShape(64, 128, 64, 4, 4), TileShape(64, 128, 64, 4, 4)),
-    ChunkTiles(TileShape(64, 256, 64, 8, 3), TileShape(64, 256, 64, 8, 3)),
-    ChunkTiles(TileShape(128, 128, 64, 8, 4), TileShape(128, 128, 64, 8, 4)),
-    ChunkTiles(TileShape(128, 256, 64, 8, 3), TileShape(128, 256, 64, 8, 3)),
-    ChunkTiles(TileShape(128, 256, 64, 8, 4), TileShape(128, 128, 64, 8, 4)),
-]
-# Fp32 elements take twice the shared memory.
-_FP32_TILES = ChunkTiles(TileShape(16, 64, 32, 4, 2), TileShape(16, 64, 32, 4, 2))
-
-
-def choose_tiles(
-    num_pairs: int, num_experts: int, shape: ExpertShape, dtype: torch.dtype
-) -> ChunkTiles:
-    """From the whole chunk, never from a group."""
-    if dtype == torch.float32:
-        return _FP32_TILES
-    places = num_pairs / num_experts
-    if places < 16:
-        return CHUNK_TILES[0]
-    if places <= 24:
-        return CHUNK_TILES[2]
-    return CHUNK_TILES[3] if places <= 48 else CHUNK_TILES[6]
 
 
 def run_group(
@@ -90,9 +44,9 @@ def run_group(
             continue
         row = rows[row_of[expert]]
         tokens = grouping.order[places] // top_k
-        product = x[tokens].float() @ shape.gate_up(row).float().T
-        act[places] = activation.definition(*product.chunk(2, dim=1)).to(x.dtype)
-        y[places] = (act[places].float() @ shape.down(row).float().T).to(x.dtype)
+        product = x[tokens].float() @ shape.gate_up(row).T
+        act[places] = activation.definition(*shape.gate_and_up(product, row)).to(x.dtype)
+        y[places] = shape.with_bias(act[places].float() @ shape.down(row).T, row).to(x.dtype)
 
 
 def combine(
@@ -131,17 +85,16 @@ def _product(
     K: tl.constexpr, LOAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """fp32 [BLOCK_M, BLOCK_N]: rows at a_ptrs [BLOCK_M, 1] times weight rows n [1, BLOCK_N]."""
+    """fp32 [BLOCK_M, BLOCK_N]: rows at a_ptrs [BLOCK_M, 1] times weight rows n [BLOCK_N]."""
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for begin in range(0, K, BLOCK_K):
         k = begin + tl.arange(0, BLOCK_K)
         if K % BLOCK_K == 0:
             a = tl.load(a_ptrs + k[None, :])
-            b = LOAD(expert, offset_bytes, n, k[:, None], N, K, None)
         else:
             a = tl.load(a_ptrs + k[None, :], mask=k[None, :] < K, other=0.0)
-            b = LOAD(expert, offset_bytes, n, k[:, None], N, K, k[:, None] < K)
-        total = tl.dot(a, b.to(a.dtype), total, input_precision="ieee")
+        b = LOAD(expert, offset_bytes, n, begin, N, K, None, BLOCK_K)
+        total = tl.dot(a, tl.trans(b.to(a.dtype)), total, input_precision="ieee")
     return total
 
 
@@ -149,8 +102,10 @@ def _product(
 def _gate_up_kernel(
     x_ptr: tl.tensor, order_ptr: tl.tensor, offsets_ptr: tl.tensor, row_of_ptr: tl.tensor,
     rows_ptr: tl.tensor, tile_expert_ptr: tl.tensor, tile_start_ptr: tl.tensor, act_ptr: tl.tensor,
-    offset_bytes: tl.tensor, row_bytes: tl.tensor, bound: tl.tensor, HIDDEN: tl.constexpr,
-    WIDTH: tl.constexpr, TOP_K: tl.constexpr, LOAD: tl.constexpr, ACTIVATE: tl.constexpr,
+    offset_bytes: tl.tensor, bias_bytes: tl.tensor, row_bytes: tl.tensor, bound: tl.tensor,
+    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr, LOAD: tl.constexpr,
+    OUTER: tl.constexpr, HAS_BIAS: tl.constexpr, GATE_STEP: tl.constexpr, UP_OFFSET: tl.constexpr,
+    ACTIVATE: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWIZZLE: tl.constexpr,
 ) -> None:  # fmt: skip
     tile, column = _tile_at(bound, 2 * WIDTH, BLOCK_N, SWIZZLE)
@@ -165,24 +120,37 @@ def _gate_up_kernel(
     # Gate and up rows alternate in the tile: one product, and both halves meet in one thread.
     HALF: tl.constexpr = BLOCK_N // 2
     lane = tl.arange(0, BLOCK_N)
-    n = tl.minimum(column * HALF + lane // 2, WIDTH - 1) + (lane % 2) * WIDTH
+    if GATE_STEP == 2:
+        n = tl.minimum(column * BLOCK_N + lane, 2 * WIDTH - 1)
+    else:
+        n = tl.minimum(column * HALF + lane // 2, WIDTH - 1) + (lane % 2) * UP_OFFSET
     total = _product(
-        (x_ptr + token * HIDDEN)[:, None], expert, offset_bytes, n[None, :], 2 * WIDTH, HIDDEN,
+        (x_ptr + token * HIDDEN)[:, None], expert, offset_bytes, n, 2 * WIDTH, HIDDEN,
         LOAD, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     gate, up = tl.split(tl.reshape(total, (BLOCK_M, HALF, 2)))
+    gate *= OUTER(expert, offset_bytes, 0, 2 * WIDTH, HIDDEN)
+    up *= OUTER(expert, offset_bytes, 1, 2 * WIDTH, HIDDEN)
     i = column * HALF + tl.arange(0, HALF)
+    if HAS_BIAS:
+        bias_ptr = (expert + bias_bytes).to(tl.pointer_type(act_ptr.dtype.element_ty))
+        bias_ptrs = bias_ptr + tl.minimum(i, WIDTH - 1) * GATE_STEP
+        gate += tl.load(bias_ptrs)[None, :].to(tl.float32)
+        up += tl.load(bias_ptrs + UP_OFFSET)[None, :].to(tl.float32)
     target = act_ptr + place.to(tl.int64)[:, None] * WIDTH + i[None, :]
-    tl.store(target, ACTIVATE(gate, up), mask=(place < end)[:, None] & (i < WIDTH)[None, :])
+    tl.store(
+        target, ACTIVATE(gate, up, ALPHA, LIMIT), mask=(place < end)[:, None] & (i < WIDTH)[None, :]
+    )
 
 
 @triton.jit(do_not_specialize=["bound"])
 def _down_kernel(
     act_ptr: tl.tensor, offsets_ptr: tl.tensor, row_of_ptr: tl.tensor, rows_ptr: tl.tensor,
     tile_expert_ptr: tl.tensor, tile_start_ptr: tl.tensor, y_ptr: tl.tensor,
-    offset_bytes: tl.tensor, row_bytes: tl.tensor, bound: tl.tensor, HIDDEN: tl.constexpr,
-    WIDTH: tl.constexpr, LOAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, SWIZZLE: tl.constexpr,
+    offset_bytes: tl.tensor, bias_bytes: tl.tensor, row_bytes: tl.tensor, bound: tl.tensor,
+    HIDDEN: tl.constexpr, WIDTH: tl.constexpr, LOAD: tl.constexpr, OUTER: tl.constexpr,
+    HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SWIZZLE: tl.constexpr,
 ) -> None:  # fmt: skip
     tile, column = _tile_at(bound, HIDDEN, BLOCK_N, SWIZZLE)
     expert_id = tl.load(tile_expert_ptr + tile)
@@ -193,10 +161,15 @@ def _down_kernel(
     expert = rows_ptr + tl.load(row_of_ptr + expert_id).to(tl.int64) * row_bytes
     source = act_ptr + tl.minimum(place, end - 1).to(tl.int64) * WIDTH
     n = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = tl.minimum(n, HIDDEN - 1)
     total = _product(
-        source[:, None], expert, offset_bytes, tl.minimum(n, HIDDEN - 1)[None, :], HIDDEN, WIDTH,
-        LOAD, BLOCK_M, BLOCK_N, BLOCK_K,
+        source[:, None], expert, offset_bytes, inside, HIDDEN, WIDTH, LOAD, BLOCK_M, BLOCK_N,
+        BLOCK_K,
     )  # fmt: skip
+    total *= OUTER(expert, offset_bytes, 0, HIDDEN, WIDTH)
+    if HAS_BIAS:
+        bias_ptr = (expert + bias_bytes).to(tl.pointer_type(y_ptr.dtype.element_ty))
+        total += tl.load(bias_ptr + inside)[None, :].to(tl.float32)
     target = y_ptr + place.to(tl.int64)[:, None] * HIDDEN + n[None, :]
     tl.store(target, total, mask=(place < end)[:, None] & (n < HIDDEN)[None, :])
 
@@ -239,14 +212,19 @@ def launch_run_group(
     bound = tiles.expert.numel()
     _gate_up_kernel[(bound * triton.cdiv(2 * shape.width, cfg.gate_up.block_n),)](
         x, grouping.order, grouping.offsets, row_of, rows, *tiles, act,
-        shape.gate_up_offset_bytes, shape.row_bytes, bound,
+        shape.gate_up_offset_bytes, shape.bias_bytes[0], shape.row_bytes, bound,
         HIDDEN=shape.hidden, WIDTH=shape.width, TOP_K=grouping.position.shape[1],
-        LOAD=shape.format.load, ACTIVATE=activation.kernel, **_launch_options(cfg.gate_up),
+        LOAD=shape.loads.load, OUTER=shape.loads.outer, HAS_BIAS=shape.has_bias,
+        GATE_STEP=shape.gate_step, UP_OFFSET=shape.up_offset,
+        ACTIVATE=activation.kernel, ALPHA=activation.alpha, LIMIT=activation.limit,
+        **_launch_options(cfg.gate_up),
     )  # fmt: skip
     _down_kernel[(bound * triton.cdiv(shape.hidden, cfg.down.block_n),)](
         act, grouping.offsets, row_of, rows, *tiles, y,
-        shape.down_offset_bytes, shape.row_bytes, bound,
-        HIDDEN=shape.hidden, WIDTH=shape.width, LOAD=shape.format.load, **_launch_options(cfg.down),
+        shape.down_offset_bytes, shape.bias_bytes[1], shape.row_bytes, bound,
+        HIDDEN=shape.hidden, WIDTH=shape.width,
+        LOAD=shape.loads.load, OUTER=shape.loads.outer, HAS_BIAS=shape.has_bias,
+        **_launch_options(cfg.down),
     )  # fmt: skip
 
 

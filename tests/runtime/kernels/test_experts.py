@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from residency.runtime.formats import Plain
 from residency.runtime.kernels import decode_experts, grouped_gemm, grouping
 from residency.runtime.kernels.activations import GELU_TANH, SILU, Activation
-from residency.runtime.kernels.decode_experts import DecodeConfig
-from residency.runtime.kernels.formats import ExpertShape, Plain
-from residency.runtime.kernels.grouped_gemm import ChunkTiles, TileShape
+from residency.runtime.kernels.expert_tiles import ChunkTiles, DecodeConfig, TileShape
+from residency.runtime.kernels.formats import ExpertShape
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 ON_DEVICE = torch.cuda.is_available()
@@ -43,7 +43,7 @@ def _layer(
     seed: int = 0,
 ) -> Layer:
     rng = torch.Generator().manual_seed(seed)
-    shape = ExpertShape(hidden, width, Plain(dtype))
+    shape = ExpertShape.of(hidden, width, Plain(dtype), dtype)
     gate_up = torch.randn(num_experts, 2 * width, hidden, generator=rng) / hidden**0.5
     down = torch.randn(num_experts, hidden, width, generator=rng) / width**0.5
     row_of = torch.randperm(num_experts + 3, generator=rng)[:num_experts]
