@@ -194,7 +194,7 @@ def dtype(bench):
     if bench.is_made_up:
         for name in ("float32", "float16"):
             architecture = bench.compose(f"model.dtype={name}").model.architecture
-            assert architecture.layout.parts[0].dtype == getattr(torch, name)
+            assert architecture.dtype == getattr(torch, name)
         return
     for name in ("float32", "bfloat16"):
         with build_engine(bench.compose("device=cpu", f"model.dtype={name}")) as engine:
@@ -219,6 +219,13 @@ def layers(bench):
     """the number of layers"""
     for count in (2, 3):
         assert bench.compose(f"model.layers={count}").model.architecture.space.num_layers == count
+
+
+def form(bench):
+    """how the experts are stored"""
+    for name in ("bf16", "mxfp4"):
+        architecture = bench.compose(f"model.format={name}").model.architecture
+        assert architecture.layout.format.name == name
 
 
 def routing(bench):
@@ -339,6 +346,7 @@ def ignore_eos(bench):
 
 ROWS = {
     "model.layers": layers,
+    "model.format": form,
     "model.routing": routing,
     "model.seed": seed,
     "workload.lengths": lengths,
