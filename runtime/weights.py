@@ -16,6 +16,7 @@ from residency.runtime.banks import Banks
 from residency.runtime.checkpoint import Checkpoint
 from residency.runtime.dense_weights import DenseWeights, without_experts
 from residency.runtime.expert_sources import ExpertSources
+from residency.runtime.formats import Plain
 from residency.runtime.host_tables import (
     HostTable,
     in_memory,
@@ -26,7 +27,8 @@ from residency.runtime.host_tables import (
 from residency.runtime.loading import Progress, load_banks
 
 BLOCK_ELEMENTS = 1 << 24
-SHIFT = 37 * 4096  # bytes from the place of one row's numbers to the next row's
+SHIFT = 37 * 4096 + 64  # bytes from the place of one row's numbers to the next row's
+QUANTISED_SHAPE = (1024, 4096)  # of the matrix that blocks of stored parts come from
 SCALE = 0.02
 NUM_THREADS = 16
 
@@ -149,12 +151,19 @@ class MadeUpWeights:
 
     def banks(self, device: torch.device, progress: Progress | None) -> Banks:
         banks = Banks(self.architecture.space, self.architecture.layout)
-        block = self._block(device)
+        blocks = self._part_blocks(device)
         rows = [row for layer in banks.layers for row in layer.numpy()]
-        places = [number * SHIFT % len(block) for number in range(len(rows))]
+
+        def fill(number: int) -> int:
+            for part in banks.layout.parts:
+                block, begin = blocks[part.name], part.offset
+                place = (number * SHIFT + begin) % len(block)
+                _fill(rows[number][begin : begin + part.num_bytes], block, place)
+            return len(rows[number])
+
         done = 0
         with ThreadPoolExecutor(NUM_THREADS) as pool:
-            for size in pool.map(lambda row, place: _fill(row, block, place), rows, places):
+            for size in pool.map(fill, range(len(rows))):
                 done += size
                 if progress is not None:
                     progress("experts (made up)", done, banks.num_bytes)
@@ -169,6 +178,24 @@ class MadeUpWeights:
             _fill(rows.view(torch.uint8).flatten().numpy(), block, 0)
             made.append(HostTable(shape, [rows], dtype))
         return made
+
+    def _part_blocks(self, device: torch.device) -> dict[str, np.ndarray]:
+        """uint8 blocks by the name of the part that they fill.
+
+        Codes and scales come from one matrix of random weights, and not from the same place of it.
+        """
+        layout, block = self.architecture.layout, self._block(device)
+        blocks = {part.name: block for part in layout.parts}
+        if isinstance(layout.format, Plain):
+            return blocks
+        generator = torch.Generator(device).manual_seed(self.seed)
+        matrix = torch.randn(QUANTISED_SHAPE, generator=generator, device=device) * SCALE
+        matrices = [n for n, shape in self.architecture.expert_shapes.items() if len(shape) == 2]
+        for suffix, stored in layout.format.quantise(matrix).items():
+            as_bytes = stored.cpu().flatten().view(torch.uint8).numpy()
+            for name in matrices:
+                blocks[layout.suffixes(name)[suffix]] = as_bytes
+        return blocks
 
     def _block(self, device: torch.device) -> np.ndarray:
         """uint8 block of random weights in the model's dtype."""

@@ -1,6 +1,6 @@
 """gpt_oss_20b: the shape of gpt-oss-20b, 24 layers x 32 experts, top-4, made-up weights.
 
-In bfloat16, where the original stores its experts in MXFP4.
+Experts are stored in MXFP4, as they are published.
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ from residency.runtime.models.made_up import MadeUp
 
 
 class GptOss20b(MadeUp):
-    """An expert is 49.8 MB in bfloat16, all are 38 GB. Windowed and full attention alternate."""
+    """An expert is 13.2 MB in its own mxfp4, 49.8 MB in bfloat16.
+
+    Windowed and full attention alternate.
+    """
 
     model_type: ClassVar[str] = "gpt_oss"
+    own_format: ClassVar[str] = "mxfp4"
     sizes: ClassVar[Mapping[str, Any]] = {
         "num_hidden_layers": 24,
         "hidden_size": 2880,

@@ -17,7 +17,9 @@ LEAST_LAYERS = 4  # up to the first layer of attention, whose cache holds the po
 
 
 class Qwen4Exp(MadeUp):
-    """An expert is 9.8 MB in bfloat16, a layer 5.0 GB: mind `layers`. The text model alone."""
+    """An expert is 2.76 MB in its own nvfp4, 9.8 MB in bfloat16: mind `layers`. The text model
+    alone.
+    """
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config(MadeUp.Config):
@@ -29,6 +31,7 @@ class Qwen4Exp(MadeUp):
 
     config: Config
     model_type: ClassVar[str] = "qwen4_exp_text"
+    own_format: ClassVar[str] = "nvfp4"
     sizes: ClassVar[Mapping[str, Any]] = {
         "num_hidden_layers": 48,
         "hidden_size": 2560,

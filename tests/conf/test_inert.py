@@ -239,7 +239,7 @@ def dtype(bench):
     if bench.is_made_up:
         for name in ("float32", "float16"):
             architecture = bench.compose(f"model.dtype={name}").model.architecture
-            assert architecture.layout.parts[0].dtype == getattr(torch, name)
+            assert architecture.dtype == getattr(torch, name)
         return
     for name in ("float32", "bfloat16"):
         with build_engine(bench.compose("device=cpu", f"model.dtype={name}")) as engine:
@@ -271,6 +271,13 @@ def table_rows(bench):
     for count in (50, 60):
         (table,) = bench.compose(f"model.table_rows={count}").model.architecture.tables
         assert table.num_rows == count
+
+
+def form(bench):
+    """how the experts are stored"""
+    for name in ("bf16", "mxfp4"):
+        architecture = bench.compose(f"model.format={name}").model.architecture
+        assert architecture.layout.format.name == name
 
 
 def routing(bench):
@@ -408,6 +415,7 @@ def ignore_eos(bench):
 
 ROWS = {
     "model.layers": layers,
+    "model.format": form,
     "model.routing": routing,
     "model.table_rows": table_rows,
     "model.seed": seed,

@@ -18,9 +18,6 @@ ROWS = {
     if line.startswith("| `")
     for cells in [[cell.strip() for cell in line.strip("| ").split("|")]]
 }
-TO_COME = {
-    "gpt_oss": "kernels for rows with biases and a clamped gate",
-}
 
 
 def what_the_code_says(architecture):
@@ -33,15 +30,7 @@ def what_the_code_says(architecture):
     return gpu, "as written" if model_type in AS_WRITTEN else f"no: {REASONS[model_type]}"
 
 
-@pytest.mark.parametrize(
-    "model_type",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=f"to come: {TO_COME[name]}"))
-        if name in TO_COME
-        else name
-        for name in architectures.CONFIGS
-    ],
-)
+@pytest.mark.parametrize("model_type", architectures.CONFIGS)
 def test_a_row_says_what_the_code_says(model_type):
     config = architectures.config_of(model_type)
     architecture = Architecture.from_config(config, "bfloat16", "test")

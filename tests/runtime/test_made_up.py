@@ -22,8 +22,9 @@ SMALL = {
 }
 SHAPES = {
     "qwen3_30b_a3b": (48, 128, 8, 3 * 2048 * 768 * 2),
-    "flash_next_moe": (48, 512, 10, 3 * 2560 * 640 * 2),
-    "gpt_oss_20b": (24, 32, 4, (3 * 2880 * 2880 + 3 * 2880) * 2),
+    # Codes, scales of sixteen, and two outer factors in 64 bytes for each of two matrices.
+    "flash_next_moe": (48, 512, 10, 3 * 2560 * 640 * 9 // 16 + 2 * 64),
+    "gpt_oss_20b": (24, 32, 4, 3 * 2880 * 2880 * 17 // 32 + 3 * 2880 * 2),
 }
 PROMPT = list(range(3, 40))
 
@@ -102,14 +103,32 @@ def test_experts_differ(preset):
     with engine_of(preset) as engine:
         rows = torch.cat(engine.banks.layers)
         assert len(rows.unique(dim=0)) == len(rows)
-        std = engine.banks.weights(0)["down_proj"].float().std()
-        assert std == pytest.approx(0.02, rel=0.1)
+        assert std_of(engine) == pytest.approx(0.02, rel=0.1)
+
+
+def std_of(engine):
+    layout, views = engine.banks.layout, engine.banks.weights(0)
+    stored = {suffix: views[part] for suffix, part in layout.suffixes("down_proj").items()}
+    return float(layout.format.dequantise(stored, torch.float32).std())
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp8_block", "nvfp4", "mxfp4"])
+def test_any_format_can_be_made_up(name, monkeypatch):
+    wide = {"hidden_size": 128, "moe_intermediate_size": 128}
+    small = {key: SMALL.get(key, size) for key, size in Qwen330bA3b.sizes.items()}
+    monkeypatch.setattr(Qwen330bA3b, "sizes", small | wide)
+    with engine_of("qwen3_30b_a3b", f"model.format={name}") as engine:
+        assert engine.banks.layout.format.name == name
+        assert logits_of(engine).isfinite().all()
+        assert std_of(engine) == pytest.approx(0.02, rel=0.1)
+        assert f"experts in {name}" in engine.notes[0]
 
 
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
         ("model.layers=-1", "layers"),
+        ("model.format=gguf", "fp8_block"),
         ("model.layers=49", "layers"),
         ("model.seed=-1", "2^63"),
         ("model.routing=trace:none.npz", "no such file"),
@@ -127,3 +146,11 @@ def test_text_needs_a_tokenizer():
     (conflict, *_) = compose(["model=flash_next_moe"]).conflicts()
     assert "made up" in conflict.reason and conflict.mend == "model=demo"
     assert not list(compose(["workload=bench", "model=flash_next_moe"]).conflicts())
+
+
+def test_a_format_that_cannot_hold_the_experts_is_a_conflict():
+    preset = ["workload=bench", "model=gpt_oss_20b"]
+    (conflict,) = compose([*preset, "model.format=fp8_block"]).conflicts()
+    assert conflict.keys == ("model.format=fp8_block",) and "128" in conflict.reason
+    (conflict,) = compose([*preset, "model.format=bf16", "model.dtype=float32"]).conflicts()
+    assert conflict.keys == ("model.format=bf16",) and conflict.mend == "model.format=auto"
