@@ -118,7 +118,7 @@ def admit(
         rows = torch.where(entering, target, rows)
         slot_of.index_fill_(0, evicted, -1)
         slot_of[torch.where(entering, unique, sink)] = target.int()
-        slot_of[sink] = -1
+        slot_of[sink:].fill_(-1)
         _assign(id_of, target, unique, entering)
     counts = torch.stack([real.sum(), hit.sum(), missing.sum(), evictions, on_host.sum()])
     return Admission(unique, rows, fetched, on_host, counts)

@@ -112,7 +112,7 @@ def check_decode(bench: Bench, layer: Layer) -> None:
             bench.check(f"{layer.model} gate_up", got.act, want.act)
         total = down(got._replace(act=got.act.double()), *experts, x.double())
         for config in bench.candidates(DOWN_CONFIGS):
-            y = launch_down(got, *experts, x, config)
+            y = launch_down(got, *experts, x, config=config)
             bench.check(f"{layer.model} down", y, total)
 
 
@@ -132,7 +132,9 @@ def time_decode(bench: Bench, layer: Layer, tokens: int) -> None:
         bench.time("gate_up", calls, first, **about, config=config, chosen=chosen)
     made = [launch_gate_up(*chunk, row_of, rows, shape, SILU) for chunk in chunks]
     for config in bench.candidates(DOWN_CONFIGS):
-        calls = [lambda a=a, config=config: launch_down(a, rows, shape, None, config) for a in made]
+        calls = [
+            lambda a=a, config=config: launch_down(a, rows, shape, config=config) for a in made
+        ]
         chosen = config == choose_down(shape)
         bench.time("down", calls, whole - first, **about, config=config, chosen=chosen)
 

@@ -54,7 +54,7 @@ constexpr int GROUP = 32;             // tokens whose results wait together
 #define RESIDENCY_PREFETCH 2048  // bytes ahead
 #endif
 #ifndef RESIDENCY_SPIN_US
-#define RESIDENCY_SPIN_US 50  // how long an idle worker looks for work before it sleeps
+#define RESIDENCY_SPIN_US 400  // how long an idle worker looks for work before it sleeps
 #endif
 
 float element(const uint8_t* p, int64_t index, int dtype) {
@@ -99,7 +99,7 @@ struct Fp4 : Codes<4, 8> {
     static constexpr float UNIT = E2M1_UNIT;
     static V part(const uint8_t* p, int j) { return e2m1(load<I>(p), j); }
 };
-struct Nvfp4 : Fp4 {
+struct Nvfp4 : Fp4 {  // no scale is NaN: loading refuses those
     static constexpr int SCALED = 16;
     static V scale(const uint8_t* p) { return e4m3(repeat<2>(p)); }
 };
@@ -171,6 +171,16 @@ void dot(const Row<F>& row, const float* const* x, float* out, bool first) {
     for (int t = 0; t < TOKENS; t++) out[t] = sum(total[t]);
 }
 
+// Rows that lie elsewhere than the last ones read: what `dot` would have prefetched of them.
+template <class F> void expect(const Matrix& m, int64_t begin, int number) {
+    const uint8_t* p = m.elements + begin * F::row_bytes(m.k);
+    int64_t bytes = min<int64_t>(RESIDENCY_PREFETCH, number * F::row_bytes(m.k));
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
+    if (F::SCALED == 0) return;
+    int64_t scales = m.k / std::max(F::SCALED, 1);
+    for (int64_t i = 0; i < number * scales; i += 64) __builtin_prefetch(m.scale + begin * scales + i);
+}
+
 // out[t * stride + i] = row (begin + i) of the matrix . x[t], i < number.
 template <class F>
 void product(const Matrix& m, int64_t begin, int number, const float* const* x, int tokens,
@@ -198,7 +208,6 @@ void product(const Matrix& m, int64_t begin, int number, const float* const* x, 
             t += taken;
         }
         if constexpr (std::is_same_v<F, Fp8>) nan = any_e4m3_nan(at.elements, m.k);
-        if constexpr (std::is_same_v<F, Nvfp4>) nan = any_e4m3_nan(at.scale, scales);
         for (int t = 0; nan && t < tokens; t++) out[t * stride + i] = NAN;
     }
 }
@@ -331,8 +340,8 @@ float* zeros(std::vector<float>& scratch, int64_t number) {
     return (float*)(((uintptr_t)scratch.data() + 63) / 64 * 64);
 }
 
-// `F` orders the vectors; PRODUCT multiplies by a block of rows.
-template <class F, auto PRODUCT, int STEP> struct Layer {
+// `F` orders the vectors; PRODUCT multiplies by a block of rows; EXPECT prefetches one.
+template <class F, auto PRODUCT, auto EXPECT, int STEP> struct Layer {
     const Job& job;
     const std::vector<Expert>& experts;
     const std::vector<Pair>& pairs;
@@ -386,6 +395,7 @@ template <class F, auto PRODUCT, int STEP> struct Layer {
             int tokens = min(GROUP, expert.end - from);
             const float* vectors[GROUP];
             for (int t = 0; t < tokens; t++) vectors[t] = x + pairs[from + t].token * x_stride;
+            if (from == expert.begin) EXPECT(m, second, number);
             PRODUCT(m, first, number, vectors, tokens, out, 2 * STEP);
             PRODUCT(m, second, number, vectors, tokens, out + number, 2 * STEP);
             for (int t = 0; t < tokens; t++)
@@ -407,6 +417,8 @@ template <class F, auto PRODUCT, int STEP> struct Layer {
         for (int t = 0; t < job.T; t++) std::fill_n(job.y + t * job.H + begin, number, 0.f);
         for (const Expert& expert : experts) {
             Matrix m = matrix(expert, job.down, job.H, job.I);
+            if (&expert != &experts.back())
+                EXPECT(matrix((&expert)[1], job.down, job.H, job.I), begin, number);
             float out[GROUP * STEP];
             for (int from = expert.begin; from < expert.end; from += GROUP) {
                 int tokens = min(GROUP, expert.end - from);
@@ -442,9 +454,11 @@ void find_work(const Job& job, std::vector<Expert>& experts, std::vector<Pair>& 
         if (wanted(i)) pairs[ends[job.ids[i]]++] = {i / job.K, job.weights[i]};
 }
 
-template <class F> constexpr auto run_rows = &Layer<F, product<F>, BLOCK>::run;
+inline void expect_nothing(const Matrix&, int64_t, int) {}
+
+template <class F> constexpr auto run_rows = &Layer<F, product<F>, expect<F>, BLOCK>::run;
 template <int D> constexpr auto run_columns =
-    &Layer<Codes<32, 1>, product_transposed<D>, TRANSPOSED_BLOCK>::run;
+    &Layer<Codes<32, 1>, product_transposed<D>, expect_nothing, TRANSPOSED_BLOCK>::run;
 
 }  // namespace
 

@@ -45,7 +45,7 @@ def open_host_experts(
 
     module: an experts module of transformers, with or without its parameters. dtype: the model's,
     of activations and biases. threads: the caller's included; None: one for each CPU given to this
-    process.
+    process but one, which is Python's.
     """
     gate = gate_of(module)
     if banks.layout.format.name not in native.FORMATS:
@@ -78,7 +78,7 @@ class NativeHostExperts:
     ) -> None:
         self.banks = banks
         self.dtype = dtype
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or max(1, len(os.sched_getaffinity(0)) - 1)
         self._gate = gate
         self._sizes = Sizes.of(banks.layout)
         self._library = library

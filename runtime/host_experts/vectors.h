@@ -33,13 +33,22 @@ template <class To> inline To load(const void* p) {
 inline V as_float(I bits) { return (V)bits; }
 inline I splat(int32_t value) { return I{} + value; }
 
-// A fixed order of additions, so that a sum's bits depend on LANES alone.
+// A fixed order of additions, so that a sum's bits depend on LANES alone: the upper half onto the
+// lower one, until one lane is left.
 inline float sum(V v) {
-    float lane[LANES];
+    typedef float V8 __attribute__((vector_size(32)));
+    typedef float V4 __attribute__((vector_size(16)));
+    alignas(64) float lane[16];
     memcpy(lane, &v, sizeof v);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) lane[i] += lane[i + half];
-    return lane[0];
+    if (LANES == 16) {
+        V8 half = load<V8>(lane) + load<V8>(lane + 8);
+        memcpy(lane, &half, sizeof half);
+    }
+    if (LANES >= 8) {
+        V4 half = load<V4>(lane) + load<V4>(lane + 4);
+        memcpy(lane, &half, sizeof half);
+    }
+    return (lane[0] + lane[2]) + (lane[1] + lane[3]);
 }
 
 // fp16 in the low half of each lane. Subnormals come by an integer's conversion, so they stay

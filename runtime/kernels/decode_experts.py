@@ -207,6 +207,7 @@ def launch_down(
     shape: ExpertShape,
     residual: Tensor | None = None,
     extra: Tensor | None = None,
+    *,
     config: DecodeConfig | None = None,
 ) -> Tensor:
     """Triton form of `down`; all tensors contiguous, extra on the device or in pinned memory."""

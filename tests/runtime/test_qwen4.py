@@ -210,6 +210,7 @@ def test_what_the_kernels_do_not_cover_stays(changes: dict[str, Any], reason: st
     assert "forward" not in vars(model.model)
 
 
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="the engine is on the CPU: for the interpreter")
 def test_in_an_engine_over_a_host_table(tmp_path: Any) -> None:
     """The runtime's experts, position and table, against the engine without replacements."""
     folder = write_checkpoint(

@@ -96,7 +96,7 @@ def test_decode_pair(
     residual = torch.randn_like(layer.x)
     for added in (None, residual):
         args = (want, layer.rows, layer.shape, added)
-        _assert_close(decode_experts.launch_down(*args, config), decode_experts.down(*args))
+        _assert_close(decode_experts.launch_down(*args, config=config), decode_experts.down(*args))
 
 
 def test_default_decode_configs(device: torch.device) -> None:

@@ -74,7 +74,7 @@ class Case:
     def decoded(self, config: DecodeConfig | None) -> Tensor:
         routed = (self.ids, self.weights, self.row_of, self.rows, self.shape, self.activation)
         act = decode_experts.launch_gate_up(self.x, *routed, config)
-        return decode_experts.launch_down(act, self.rows, self.shape, None, config)
+        return decode_experts.launch_down(act, self.rows, self.shape, config=config)
 
     def grouped(self, tiles: ChunkTiles | None) -> Tensor:
         pairs = grouping.launch_group_pairs(self.ids, NUM_EXPERTS)
