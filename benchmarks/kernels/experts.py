@@ -43,7 +43,7 @@ MODELS = {
     "flash_next_moe": (2560, 640, 512, 10),
     "gpt_oss_20b": (2880, 2880, 32, 4),
 }
-TINY = {"tiny": (32, 32, 4, 2), "tiny_gpt_oss": (32, 32, 2, 1)}
+TINY = {"tiny": (32, 32, 4, 2), "tiny_gpt_oss": (32, 32, 4, 1)}
 TINY_FORMATS = {"tiny": ["bf16", "nvfp4"], "tiny_gpt_oss": ["mxfp4"]}
 STORED = ["bf16", "fp8_block", "nvfp4", "mxfp4"]
 DECODE_CALLS = 24
