@@ -15,6 +15,7 @@ from residency.runtime.architecture import Architecture
 from residency.runtime.banks import Banks
 from residency.runtime.checkpoint import Checkpoint
 from residency.runtime.formats import Plain
+from residency.runtime.layout import ALIGNMENT
 from residency.runtime.loading import (
     Progress,
     load_banks,
@@ -101,11 +102,12 @@ class MadeUpWeights:
         rows = [row for layer in banks.layers for row in layer.numpy()]
 
         def fill(number: int) -> int:
+            row = rows[number]
             for part in banks.layout.parts:
-                block, begin = blocks[part.name], part.offset
-                place = (number * SHIFT + begin) % len(block)
-                _fill(rows[number][begin : begin + part.num_bytes], block, place)
-            return len(rows[number])
+                block, begin, end = blocks[part.name], part.offset, part.offset + part.num_bytes
+                _fill(row[begin:end], block, (number * SHIFT + begin) % len(block))
+                row[end : end + -end % ALIGNMENT] = 0
+            return len(row)
 
         done = 0
         with ThreadPoolExecutor(NUM_THREADS) as pool:
