@@ -24,6 +24,7 @@ from residency.runtime.host_tables import (
     ordered_parts,
     without_tables,
 )
+from residency.runtime.layout import ALIGNMENT
 from residency.runtime.loading import Progress, load_banks
 
 BLOCK_ELEMENTS = 1 << 24
@@ -155,11 +156,12 @@ class MadeUpWeights:
         rows = [row for layer in banks.layers for row in layer.numpy()]
 
         def fill(number: int) -> int:
+            row = rows[number]
             for part in banks.layout.parts:
-                block, begin = blocks[part.name], part.offset
-                place = (number * SHIFT + begin) % len(block)
-                _fill(rows[number][begin : begin + part.num_bytes], block, place)
-            return len(rows[number])
+                block, begin, end = blocks[part.name], part.offset, part.offset + part.num_bytes
+                _fill(row[begin:end], block, (number * SHIFT + begin) % len(block))
+                row[end : end + -end % ALIGNMENT] = 0
+            return len(row)
 
         done = 0
         with ThreadPoolExecutor(NUM_THREADS) as pool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ def detect(quantization_config: Mapping[str, Any] | None, dtype: torch.dtype) ->
     inner = quantization_config.get("quantization")
     config = dict(inner if isinstance(inner, Mapping) else quantization_config)
     method = config.get("quant_method") or ("modelopt" if "quant_algo" in config else None)
-    known = {
+    known: dict[Any, Callable[[Mapping[str, Any]], ExpertFormat]] = {
         "fp8": _fp8,
         "modelopt": _modelopt,
         "compressed-tensors": _compressed_tensors,

@@ -32,4 +32,5 @@ def pack(values: Tensor) -> Tensor:
         code += magnitude >= middle if tie_goes_up else magnitude > middle
     code |= torch.signbit(values).to(torch.uint8) << 3
     even, odd = code.unflatten(-1, (-1, 2)).unbind(-1)
-    return even | (odd << 4)
+    packed: Tensor = even | (odd << 4)
+    return packed

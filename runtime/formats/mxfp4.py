@@ -45,7 +45,8 @@ class Mxfp4(ExpertFormat):
         wide = work_dtype(dtype)
         values = e2m1.unpack(stored[ELEMENTS], wide).unflatten(-1, (-1, GROUP))
         values *= stored[SCALE].view(torch.float8_e8m0fnu).to(wide)[..., None]
-        return values.flatten(-2).to(dtype)
+        weights: Tensor = values.flatten(-2).to(dtype)
+        return weights
 
     def quantise(self, matrix: Tensor) -> dict[str, Tensor]:
         """By the specification's rule: the group's exponent less e2m1's, the elements clamped."""

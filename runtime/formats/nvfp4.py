@@ -69,7 +69,8 @@ class Nvfp4(ExpertFormat):
         values *= stored[SCALE].to(wide)[..., None]  # exact: six bits of mantissa
         halves = values.flatten(-2).unflatten(-2, (2, -1))
         halves *= stored[OUTER].to(wide)[..., None, None]
-        return halves.flatten(-3, -2).to(dtype)
+        weights: Tensor = halves.flatten(-3, -2).to(dtype)
+        return weights
 
     def quantise(self, matrix: Tensor) -> dict[str, Tensor]:
         """With one outer factor for both halves, as down must have it."""

@@ -121,7 +121,7 @@ def _gate_up_kernel(
     HALF: tl.constexpr = BLOCK_N // 2
     lane = tl.arange(0, BLOCK_N)
     if GATE_STEP == 2:
-        n = tl.minimum(column * BLOCK_N + lane, 2 * WIDTH - 1)
+        n = (column * BLOCK_N + lane) % (2 * WIDTH)  # unlike a minimum it keeps runs of rows
     else:
         n = tl.minimum(column * HALF + lane // 2, WIDTH - 1) + (lane % 2) * UP_OFFSET
     total = _product(
@@ -161,7 +161,7 @@ def _down_kernel(
     expert = rows_ptr + tl.load(row_of_ptr + expert_id).to(tl.int64) * row_bytes
     source = act_ptr + tl.minimum(place, end - 1).to(tl.int64) * WIDTH
     n = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = tl.minimum(n, HIDDEN - 1)
+    inside = n % HIDDEN
     total = _product(
         source[:, None], expert, offset_bytes, inside, HIDDEN, WIDTH, LOAD, BLOCK_M, BLOCK_N,
         BLOCK_K,
