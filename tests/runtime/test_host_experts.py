@@ -3,6 +3,8 @@
 import subprocess
 import sys
 import threading
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,12 @@ import torch
 from residency.policies.step import IdSpace
 from residency.runtime.banks import Banks
 from residency.runtime.formats import FORMATS
-from residency.runtime.host_experts import NativeHostExperts, TorchHostExperts, open_host_experts
+from residency.runtime.host_experts import (
+    NativeHostExperts,
+    TorchHostExperts,
+    build,
+    open_host_experts,
+)
 from residency.runtime.host_experts.build import BuildError, load
 from residency.runtime.host_experts.gates import Gate
 from residency.runtime.host_experts.native import CLAMPED_SWIGLU, SILU, Library
@@ -216,8 +223,6 @@ def test_the_facts_of_a_module_choose_the_native_form(library):
 
 @pytest.mark.parametrize("machine", ["sapphirerapids", "znver4"])
 def test_the_library_builds_for_avx512(tmp_path, machine):
-    from residency.runtime.host_experts import build
-
     try:
         compiler = build._compiler()
     except BuildError as error:
@@ -233,12 +238,7 @@ def test_the_library_builds_for_avx512(tmp_path, machine):
 
 
 def test_the_wheel_ships_the_sources():
-    import tomllib
-    from pathlib import Path
-
-    from residency.runtime.host_experts import build
-
-    root = Path(build.__file__).parents[2]
+    root = Path(__file__).parents[2]
     config = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
     globs = config["package-data"]["residency.runtime.host_experts"]
     assert all(any(Path(name).match(glob) for glob in globs) for name in build.SOURCES)
