@@ -65,17 +65,21 @@ float element(const uint8_t* p, int64_t index, int dtype) {
 
 // ---- formats ----------------------------------------------------------------------------------
 // A chunk is 4 * LANES bytes of elements. `part(p, j)` is the j-th vector of a chunk at p; lane l of
-// it is column l * STRIDE + j, or j * LANES + l where STRIDE is 1. `scale` holds for a whole chunk.
+// it is column l * STRIDE + j, or j * LANES + l where STRIDE is 1. `add` adds its products with a
+// part of x. `scale` holds for a whole chunk. X: of the vectors' elements.
 
 constexpr int CHUNK_BYTES = 4 * LANES;
 
-template <int BITS, int STRIDE_> struct Codes {
-    static constexpr int COLUMNS = CHUNK_BYTES * 8 / BITS, PARTS = COLUMNS / LANES;
+template <int BITS, int STRIDE_, class X_ = float> struct Codes {
+    using X = X_;
+    static constexpr int WIDTH = LANES * (int)sizeof(float) / (int)sizeof(X);  // elements in a part
+    static constexpr int COLUMNS = CHUNK_BYTES * 8 / BITS, PARTS = COLUMNS / WIDTH;
     static constexpr int STRIDE = STRIDE_, SCALED = 0;  // SCALED: columns to a byte of scale
     static constexpr float UNIT = 1;  // by which vectors are multiplied, where parts are too large
+    static float kept(float value) { return value; }
     static int64_t place(int64_t column) {
         int64_t in = column % COLUMNS;
-        return column - in + in % STRIDE * LANES + in / STRIDE;
+        return column - in + in % STRIDE * WIDTH + in / STRIDE;
     }
     static int64_t padded(int64_t k) { return (k + COLUMNS - 1) / COLUMNS * COLUMNS; }
     static int64_t row_bytes(int64_t k) { return k * BITS / 8; }
@@ -112,6 +116,25 @@ struct Mxfp4 : Fp4 {
     }
 };
 
+#ifdef RESIDENCY_PAIRS
+// Of bf16 activations; those between the matrices are rounded to bf16, as on a GPU.
+template <class Scaled> struct Pairs : Codes<4, 4, uint16_t> {
+    static constexpr int SCALED = Scaled::SCALED;
+    static H part(const uint8_t* p, int j) { return pair_codes(load<I>(p), j); }
+    static uint16_t kept(float value) { return to_bf16(value); }
+    static V scale(const uint8_t* p) { return Scaled::scale(p); }
+};
+#endif
+
+template <class F> V add(V sums, const V& weight, const float* x) {
+    return sums + weight * load<V>(x);
+}
+#ifdef RESIDENCY_PAIRS
+template <class F> V add(V sums, const H& weight, const uint16_t* x) {
+    return add_pairs(sums, weight, load_pairs(x));
+}
+#endif
+
 // ---- a matrix times vectors -------------------------------------------------------------------
 
 struct Matrix {
@@ -133,19 +156,18 @@ template <class F> V chunk_scale(const Row<F>& row, const uint8_t* scale, int64_
 
 // out[t] = row . x[t] for TOKENS vectors in the format's order, padded with zeros.
 template <class F, int TOKENS>
-void dot(const Row<F>& row, const float* const* x, float* out, bool first) {
+void dot(const Row<F>& row, const typename F::X* const* x, float* out, bool first) {
     constexpr int SCALES = F::SCALED ? F::COLUMNS / F::SCALED : 0;
     constexpr int CHAINS = min(2, F::PARTS);  // one alone would wait for its additions
     V total[TOKENS] = {};
-    auto add = [&](const uint8_t* p, const uint8_t* scale, int64_t column) {
-        V sum[CHAINS][TOKENS];
+    auto add_chunk = [&](const uint8_t* p, const uint8_t* scale, int64_t column) {
+        V sum[CHAINS][TOKENS] = {};
 #pragma GCC unroll 8
         for (int j = 0; j < F::PARTS; j++) {
-            V weight = F::part(p, j);
+            auto weight = F::part(p, j);
             for (int t = 0; t < TOKENS; t++) {
-                V product = weight * load<V>(x[t] + column + j * LANES);
                 V& chain = sum[j % CHAINS][t];
-                chain = j < CHAINS ? product : chain + product;
+                chain = add<F>(chain, weight, x[t] + column + j * F::WIDTH);
             }
         }
         V scaling = chunk_scale(row, scale, column);
@@ -158,7 +180,7 @@ void dot(const Row<F>& row, const float* const* x, float* out, bool first) {
     int64_t column = 0;
     for (; column + F::COLUMNS <= row.k; column += F::COLUMNS) {
         if (first) __builtin_prefetch(p + RESIDENCY_PREFETCH);
-        add(p, scale, column);
+        add_chunk(p, scale, column);
         p += CHUNK_BYTES;
         scale += SCALES;
     }
@@ -166,7 +188,7 @@ void dot(const Row<F>& row, const float* const* x, float* out, bool first) {
         alignas(64) uint8_t rest[CHUNK_BYTES] = {}, scales[16] = {};
         memcpy(rest, p, F::row_bytes(row.k - column));
         if (F::SCALED) memcpy(scales, scale, (row.k - column) / std::max(F::SCALED, 1));
-        add(rest, scales, column);
+        add_chunk(rest, scales, column);
     }
     for (int t = 0; t < TOKENS; t++) out[t] = sum(total[t]);
 }
@@ -183,7 +205,7 @@ template <class F> void expect(const Matrix& m, int64_t begin, int number) {
 
 // out[t * stride + i] = row (begin + i) of the matrix . x[t], i < number.
 template <class F>
-void product(const Matrix& m, int64_t begin, int number, const float* const* x, int tokens,
+void product(const Matrix& m, int64_t begin, int number, const typename F::X* const* x, int tokens,
              float* out, int stride) {
     constexpr int MOST = LANES == 16 ? 8 : 4;  // what the registers hold
     for (int i = 0; i < number; i++) {
@@ -195,7 +217,7 @@ void product(const Matrix& m, int64_t begin, int number, const float* const* x, 
             at.block_scales = (const float*)m.scale + row / 128 * ((m.k + 127) / 128);
             unit = E4M3_UNIT;
         }
-        if constexpr (std::is_same_v<F, Nvfp4>)
+        if constexpr (F::SCALED == Nvfp4::SCALED)
             unit = E4M3_UNIT * load<float>(m.outer + 4 * (row >= m.n / 2));
         float sums[MOST];
         for (int t = 0; t < tokens;) {
@@ -335,24 +357,25 @@ float activate(float gate, float up, const Job& job) {
 }
 
 // From a cache line's beginning, so that no vector is read across two.
-float* zeros(std::vector<float>& scratch, int64_t number) {
-    scratch.assign(number + 16, 0.f);
-    return (float*)(((uintptr_t)scratch.data() + 63) / 64 * 64);
+template <class X> X* zeros(std::vector<float>& scratch, int64_t number) {
+    scratch.assign(number * sizeof(X) / sizeof(float) + 16, 0.f);
+    return (X*)(((uintptr_t)scratch.data() + 63) / 64 * 64);
 }
 
 // `F` orders the vectors; PRODUCT multiplies by a block of rows; EXPECT prefetches one.
 template <class F, auto PRODUCT, auto EXPECT, int STEP> struct Layer {
+    using X = typename F::X;
     const Job& job;
     const std::vector<Expert>& experts;
     const std::vector<Pair>& pairs;
-    float *x, *hidden;
+    X *x, *hidden;
     int64_t x_stride, hidden_stride;
 
     static void run(const Job& job, const std::vector<Expert>& experts,
                     const std::vector<Pair>& pairs, Pool& pool) {
         int64_t x_stride = F::padded(job.H), hidden_stride = F::padded(job.I);
-        float* x = zeros(pool.x, job.T * x_stride);
-        float* hidden = zeros(pool.hidden, pairs.size() * hidden_stride);
+        X* x = zeros<X>(pool.x, job.T * x_stride);
+        X* hidden = zeros<X>(pool.hidden, pairs.size() * hidden_stride);
         Layer layer{job, experts, pairs, x, hidden, x_stride, hidden_stride};
         int64_t width_blocks = (job.I + STEP - 1) / STEP;
         pool.run({job.T, (int64_t)experts.size() * width_blocks, (job.H + STEP - 1) / STEP},
@@ -369,8 +392,8 @@ template <class F, auto PRODUCT, auto EXPECT, int STEP> struct Layer {
 
     void order(int64_t token) {
         for (int64_t h = 0; h < job.H; h++)
-            x[token * x_stride + F::place(h)] =
-                F::UNIT * element((const uint8_t*)job.x, token * job.H + h, job.x_dtype);
+            x[token * x_stride + F::place(h)] = F::kept(
+                F::UNIT * element((const uint8_t*)job.x, token * job.H + h, job.x_dtype));
     }
 
     Matrix matrix(const Expert& expert, const Offsets& at, int64_t n, int64_t k) const {
@@ -393,7 +416,7 @@ template <class F, auto PRODUCT, auto EXPECT, int STEP> struct Layer {
         float out[GROUP * 2 * STEP];
         for (int from = expert.begin; from < expert.end; from += GROUP) {
             int tokens = min(GROUP, expert.end - from);
-            const float* vectors[GROUP];
+            const X* vectors[GROUP];
             for (int t = 0; t < tokens; t++) vectors[t] = x + pairs[from + t].token * x_stride;
             if (from == expert.begin) EXPECT(m, second, number);
             PRODUCT(m, first, number, vectors, tokens, out, 2 * STEP);
@@ -406,7 +429,7 @@ template <class F, auto PRODUCT, auto EXPECT, int STEP> struct Layer {
                         return out[t * 2 * STEP + j] + bias(m, row);
                     };
                     hidden[(from + t) * hidden_stride + F::place(begin + i)] =
-                        F::UNIT * activate(value(g), value(u), job);
+                        F::kept(F::UNIT * activate(value(g), value(u), job));
                 }
         }
     }
@@ -422,7 +445,7 @@ template <class F, auto PRODUCT, auto EXPECT, int STEP> struct Layer {
             float out[GROUP * STEP];
             for (int from = expert.begin; from < expert.end; from += GROUP) {
                 int tokens = min(GROUP, expert.end - from);
-                const float* vectors[GROUP];
+                const X* vectors[GROUP];
                 for (int t = 0; t < tokens; t++) vectors[t] = hidden + (from + t) * hidden_stride;
                 PRODUCT(m, begin, number, vectors, tokens, out, STEP);
                 for (int t = 0; t < tokens; t++) {
@@ -477,8 +500,13 @@ void residency_run(void* pointer) {
                                                  run_rows<Fp8>, run_rows<Nvfp4>, run_rows<Mxfp4>};
     constexpr decltype(run_rows<Fp32>) columns[] = {run_columns<FP32>, run_columns<BF16>,
                                                     run_columns<FP16>};
+    auto run = (job.transposed ? columns : rows)[job.format];
+#ifdef RESIDENCY_PAIRS
+    if (job.format == NVFP4 && job.x_dtype == BF16) run = run_rows<Pairs<Nvfp4>>;
+    if (job.format == MXFP4 && job.x_dtype == BF16) run = run_rows<Pairs<Mxfp4>>;
+#endif
     if (pairs.empty()) std::fill_n(job.y, (int64_t)job.T * job.H, 0.f);
-    else (job.transposed ? columns : rows)[job.format](job, experts, pairs, pool);
+    else run(job, experts, pairs, pool);
     job.stats[0] += std::chrono::nanoseconds(Clock::now() - begin).count();
     job.stats[1] += experts.size();
     job.stats[2] += 1;

@@ -66,7 +66,7 @@ class NativeHostExperts:
     """By the native library, on a pool of threads of its own."""
 
     name = "native"
-    reason = None
+    reason: str | None = None
 
     def __init__(
         self,

@@ -52,7 +52,8 @@ class HostJob:
         }
         job = native.Job(**{name: tensor.data_ptr() for name, tensor in tensors.items()})
         job.T, job.K, job.E, job.H = num_tokens, space.top_k, space.num_experts, hidden
-        return cls(layer, *tensors.values(), job)
+        x, ids, weights, chosen, y, stats = tensors.values()
+        return cls(layer, x, ids, weights, chosen, y, stats, job)
 
     @property
     def address(self) -> int:

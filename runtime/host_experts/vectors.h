@@ -128,6 +128,53 @@ inline V e2m1(I codes, int j) {
 }
 #endif
 
+// Pairs: where activations are bf16 and the CPU multiplies such numbers two by two, codes of 4 bits
+// become bf16, which holds their values. `H` is 2 * LANES of them; pair_codes(codes, j) is the j-th
+// code of each lane's four, and add_pairs adds the products of neighbours to a lane of fp32.
+#if defined(RESIDENCY_AVX512) && defined(__AVX512BF16__)
+#define RESIDENCY_PAIRS
+typedef __m512i H;
+inline H load_pairs(const uint16_t* p) { return _mm512_loadu_si512(p); }
+// The permutation looks at 5 bits, one too many: the table is there twice.
+inline H pair_codes(I codes, int j) {
+    const __m512i table = _mm512_set_epi16(
+        (short)0xc0c0, (short)0xc080, (short)0xc040, (short)0xc000, (short)0xbfc0, (short)0xbf80,
+        (short)0xbf00, (short)0x8000, 0x40c0, 0x4080, 0x4040, 0x4000, 0x3fc0, 0x3f80, 0x3f00, 0,
+        (short)0xc0c0, (short)0xc080, (short)0xc040, (short)0xc000, (short)0xbfc0, (short)0xbf80,
+        (short)0xbf00, (short)0x8000, 0x40c0, 0x4080, 0x4040, 0x4000, 0x3fc0, 0x3f80, 0x3f00, 0);
+    return _mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)codes, 4 * j), table);
+}
+inline V add_pairs(V sums, H a, H b) {
+    return (V)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b);
+}
+#elif defined(RESIDENCY_LANES)
+#define RESIDENCY_PAIRS
+struct H { uint16_t lane[2 * LANES]; };
+inline H load_pairs(const uint16_t* p) { return load<H>(p); }
+inline H pair_codes(I codes, int j) {
+    const uint16_t table[8] = {0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0};
+    H four = load<H>(&codes), h;
+    for (int i = 0; i < 2 * LANES; i++) {
+        int code = four.lane[i] >> 4 * j & 15;
+        h.lane[i] = table[code & 7] | (code & 8) << 12;
+    }
+    return h;
+}
+inline float pair_value(uint16_t bits) { return as_float(splat(bits << 16))[0]; }
+inline V add_pairs(V sums, H a, H b) {
+    for (int i = 0; i < 2 * LANES; i++)
+        sums[i / 2] += pair_value(a.lane[i]) * pair_value(b.lane[i]);
+    return sums;
+}
+#endif
+
+// To the nearest, ties to even; NaN stays NaN.
+inline uint16_t to_bf16(float value) {
+    uint32_t bits = load<uint32_t>(&value);
+    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
 // e2m1(codes, j), above: the j-th code of each lane's eight, the lowest bits first. E2M1_UNIT times
 // what it returns is the value.
 

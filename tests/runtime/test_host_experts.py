@@ -99,8 +99,9 @@ def filled(host, num_tokens, chosen, seed=1):
     return job
 
 
-def close(got, want):
-    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+def close(got, want, within=1e-4):
+    """Within a share of the largest number."""
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=within * float(want.abs().max()))
 
 
 CASES = [
@@ -122,23 +123,32 @@ def test_equal_to_float64(library, name, dtype, gate, transposed, num_tokens):
     want = expected(job, exact, gate, chosen)
     assert want.abs().max() > 0
     host.run(job)
-    close(job.y_TH, want)
+    # AVX-512 machines round what lies between the matrices to bfloat16, as GPUs do.
+    pairs = dtype == torch.bfloat16 and name in ("nvfp4", "mxfp4")
+    close(job.y_TH, want, 4e-3 if pairs else 1e-4)
     routed = set(job.ids_TK.flatten().tolist())
     assert job.stats[1:].tolist() == [len(routed & chosen), 1] and job.stats[0] > 0
 
 
-@pytest.mark.parametrize("name", ["bf16", "fp8_block", "nvfp4", "mxfp4"])
-def test_sixteen_lanes_by_their_plain_definition(name):
+WIDE_CASES = [
+    *((name, torch.float32, 1e-4) for name in ("bf16", "fp8_block", "nvfp4", "mxfp4")),
+    # Here what lies between the matrices is rounded to bfloat16.
+    *((name, torch.bfloat16, 4e-3) for name in ("nvfp4", "mxfp4")),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "within"), WIDE_CASES)
+def test_sixteen_lanes_by_their_plain_definition(name, dtype, within):
     """The algorithm of AVX-512 machines, by the forms that any machine runs."""
     try:
         wide = Library("-DRESIDENCY_LANES=16")
     except BuildError as error:
         pytest.skip(str(error))
-    banks, exact = make(name, torch.float32)
-    host = NativeHostExperts(wide, banks, Gate(SILU), torch.float32, threads=2)
+    banks, exact = make(name, dtype)
+    host = NativeHostExperts(wide, banks, Gate(SILU), dtype, threads=2)
     job = filled(host, 3, {0, 1, 4, 5})
     host.run(job)
-    close(job.y_TH, expected(job, exact, Gate(SILU), {0, 1, 4, 5}))
+    close(job.y_TH, expected(job, exact, Gate(SILU), {0, 1, 4, 5}), within)
 
 
 def test_bits_do_not_depend_on_threads_or_company(library):
