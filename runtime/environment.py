@@ -18,7 +18,7 @@ GIB = 1 << 30
 
 def environment(device: torch.device) -> dict[str, str]:
     """Everything as text. commit: of the checkout that runs, where it is one."""
-    return _machine(device) | {name: version(name) for name in PACKAGES} | _commit()
+    return _machine(device) | _versions() | _commit()
 
 
 def _machine(device: torch.device) -> dict[str, str]:
@@ -36,6 +36,11 @@ def _machine(device: torch.device) -> dict[str, str]:
         found["device_memory"] = f"{gpu.total_memory / GIB:.0f} GiB"
         found["cuda"] = str(torch.version.cuda)
     return found
+
+
+@lru_cache
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in PACKAGES}
 
 
 @lru_cache
