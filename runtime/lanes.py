@@ -28,6 +28,20 @@ class Mark:
         return float(self.begin.elapsed_time(self.event)) / 1e3
 
 
+class Reading:
+    """A tensor on its way from the device to the host."""
+
+    def __init__(self, tensor: torch.Tensor, arrival: Mark) -> None:
+        self._tensor = tensor
+        self._arrival = arrival
+
+    def value(self) -> torch.Tensor:
+        """On the host; waits until it is there."""
+        if self._arrival.event is not None:
+            self._arrival.event.synchronize()
+        return self._tensor
+
+
 class Lanes:
     """The compute lane (the current stream) and the copy lane of one device."""
 
@@ -47,6 +61,16 @@ class Lanes:
         """The compute lane goes on only after `mark`."""
         if mark.event is not None:
             torch.cuda.current_stream(self.device).wait_event(mark.event)
+
+    def reading(self, tensor: torch.Tensor) -> Reading:
+        """Start to read a tensor behind all work issued so far on the compute lane, so that the
+        host need not wait for what is issued after it.
+        """
+        if tensor.device.type != "cuda":
+            return Reading(tensor, Mark())
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        return Reading(host, self.mark())
 
     @contextmanager
     def copying(self, *after: Mark) -> Iterator[Mark]:

@@ -104,11 +104,13 @@ class PrefillExecutor:
 
     def layer(self, step: Step, call: Call) -> torch.Tensor:
         """The layer's output [T, H]."""
+        lanes, ids = self.transfers.lanes, call.ids_TK.flatten()
         # Behind all that reads slots which this layer may free.
-        self._before = self.transfers.lanes.mark() if self._waits else Mark()
+        self._before = lanes.mark() if self._waits else Mark()
+        routes = lanes.reading(ids) if self._waits else None  # ahead of the residents' compute
         work = self.maths.begin(call, self._residents(step.layer))
         self._keep_books()
-        ids = call.ids_TK.flatten().to(self._maps.device)
+        ids = ids if routes is None else routes.value()
         if self._token is None:
             self._token = step.token.to(self._maps.device)
         step = replace(step, token=self._token)

@@ -98,7 +98,9 @@ class MadeUp(Model):
             key, reason = f"model.seed={self.config.seed}", "it must be from 0 to 2^63 - 1"
             yield Conflict((key,), reason, "model.seed=0")
         if (fault := self._format_fault()) is not None:
-            yield Conflict((f"model.format={self.config.format}",), fault, "model.format=auto")
+            mend = PLAIN if self.config.format == AUTO else AUTO
+            key = f"model.format={self.config.format}"
+            yield Conflict((key,), fault, f"model.format={mend}")
             return
         yield from super().faults()
 

@@ -106,9 +106,9 @@ def made_up(*overrides):
 
 
 def test_a_made_up_table_is_cut(small):
-    with build_engine(made_up("model.table_rows=100", "model.dtype=float32")) as engine:
+    with build_engine(made_up("model.table_rows=100", "model.format=bf16")) as engine:
         table = engine.model.get_submodule(TABLE)
-        assert engine.runtime.plan.table_bytes == table.weight.nbytes == 100 * WIDTH * 4
+        assert engine.runtime.plan.table_bytes == table.weight.nbytes == 100 * WIDTH * 2
         assert not engine.runtime.plan.mapped_tables
         ids = torch.tensor([[3, 103], [203, 7]])
         assert torch.equal(table(ids), table.weight[torch.tensor([[3, 3], [3, 7]])])
@@ -122,7 +122,8 @@ def test_the_preset_is_the_real_model_s():
     architecture = compose(["model=qwen4_exp"]).model.architecture
     space = architecture.space
     assert (space.num_layers, space.num_experts, space.top_k) == (48, 512, 10)
-    assert architecture.layout.row_bytes == 3 * 2560 * 640 * 2
+    weights = 3 * 2560 * 640
+    assert architecture.layout.row_bytes == weights // 2 + weights // 16 + 2 * 64  # nvfp4
     (table,) = architecture.tables
     assert (table.num_ids, table.width, table.reads) == (320_001_536, 160, 16)
     assert table.num_elements * 2 == pytest.approx(2 * 2**30, rel=1e-6)

@@ -75,6 +75,8 @@ def test_every_weight_is_the_library_s_own(written):
     for layer, module in enumerate(modules):
         for name, rows in banks.weights(layer).items():
             found[f"{module}.{name}"] = rows
+    for table in weights.tables(mapped=False, progress=None):
+        found[f"{table.shape.name}.weight"] = table.weight
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
