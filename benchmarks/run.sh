@@ -34,12 +34,15 @@ freetoken() {
 }
 
 qwen="model=qwen3_30b_a3b model.layers=24"
-flash="model=flash_next_moe model.layers=8"
+flash="model=flash_next_moe model.layers=8 model.format=bf16"
+nvfp4="model=flash_next_moe model.layers=24 model.routing=even workload.lengths=[512]"
 gpt_oss="model=gpt_oss_20b"
 models=benchmarks/peers/models
 
 once admission "$python" benchmarks/kernels/admission.py
-for part in experts dense pieces; do
+once host_memory "$python" benchmarks/kernels/host_memory.py
+once host_experts "$python" benchmarks/kernels/host_experts.py
+for part in experts dense pieces qwen4_layers; do
   once kernels-$part "$python" benchmarks/kernels/$part.py
 done
 for routing in model even; do
@@ -56,6 +59,18 @@ for routing in model even; do
       cache.slots=1024 $(demand $prefill)
   done
 done
+freetoken flash-nvfp4-freetoken-even $models/flash-next-moe-24l --slots 1536 --even-routing
+freetoken flash-nvfp4-freetoken-hybrid-even $models/flash-next-moe-24l --slots 1536 \
+  --even-routing --strategy hybrid --max-fetch 4
+for decode in gpu hybrid; do
+  ours flash-nvfp4-$decode-even $nvfp4 decode=$decode cache.slots=1536
+done
+ours flash-nvfp4-cpu-even $nvfp4 decode=cpu workload.decode_tokens=24
+ours flash-nvfp4-48-layers-even model=flash_next_moe model.routing=even cache.slots=1536 \
+  prefill=always_stream 'workload.lengths=[512]' workload.decode_tokens=32
+freetoken qwen4-freetoken-model $models/qwen3.8-flash-next-24l --slots 1536
+ours qwen4-gpu-even model=qwen4_exp model.layers=24 model.routing=even cache.slots=1536 \
+  'workload.lengths=[512]'
 for cache in lru lrfu; do
   ours qwen-$cache-skewed $qwen model.routing=skewed cache=$cache cache.slots=1024
   ours qwen-$cache-skewed-warm $qwen model.routing=skewed cache=$cache cache.slots=1024 \

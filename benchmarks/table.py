@@ -12,7 +12,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
-HEAD = ("run", "what", "weights, routing", "device", "TTFT ms (x floor)", "decode ms", "misses")
+HEAD = ("run", "what", "weights, routing", "device, commit", "TTFT ms (x floor)", "decode ms", "misses")
 
 
 def main() -> None:
@@ -39,11 +39,15 @@ def row(file: Path) -> tuple[str, ...]:
         file.parent.name,
         result["title"],
         f"{'made up' if result['made_up_weights'] else 'real'}, {routing(result)}",
-        result["environment"]["device_name"],
+        place(result["environment"]),
         ", ".join(ttft(point) for point in result["prefill"]),
         milliseconds(decode["tpot_s"]["median"]) + times(decode["tpot_s"], decode["floor"]),
         "-" if decode["miss_rate"] is None else f"{decode['miss_rate']:.1%}",
     )
+
+
+def place(environment: dict[str, str]) -> str:
+    return f"{environment['device_name']}, {environment.get('commit', 'unknown')[:7]}"
 
 
 def ttft(point: dict[str, Any]) -> str:
