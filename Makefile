@@ -23,7 +23,7 @@ run: $(VENV)/installed  ## the main job: prefill and decode the demo model, most
 	$(BIN)/residency run
 
 test: $(VENV)/installed lint  ## lint, type-check and all tests that need no GPU
-	$(BIN)/pytest -q -n auto -m 'not gpu'
+	$(BIN)/pytest -q -n auto --dist worksteal -m 'not gpu'
 
 test-gpu: $(VENV)/installed  ## the tests that need an NVIDIA GPU
 	$(BIN)/pytest -q -m gpu tests
