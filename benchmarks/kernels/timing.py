@@ -25,7 +25,7 @@ from residency.runtime.environment import environment
 Call = Callable[[], object]
 Config = TypeVar("Config")
 REPEATS = 9
-DRY_CALLS = 2
+DRY_CALLS = 1
 L2_TIMES = 3  # bytes that calls go round over, in sizes of the L2 cache
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
 

@@ -157,7 +157,7 @@ def _random_pool(
 
 @pytest.mark.parametrize("form", FORMS)
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_random_steps(form: str, data: st.DataObject, device: torch.device) -> None:
