@@ -129,7 +129,8 @@ def test_a_decode_step_equals_plain_maths_and_counts_alike(
     decode = FusedDecode(shape, pool, banks, rows, counters, quotas)
     oracle = SlotPool(SPACE, num_slots, type(policy)(policy.config), torch.device("cpu"))
     expected = torch.zeros(SPACE.num_layers, 5, dtype=torch.int64)
-    for token, layer in itertools.product(range(3 if num_sequences == 1 else 2), range(SPACE.num_layers)):
+    num_tokens = 3 if num_sequences == 1 else 2
+    for token, layer in itertools.product(range(num_tokens), range(SPACE.num_layers)):
         call = random_call(module, num_sequences, seed=token * 2 + layer)
         step = Step(torch.tensor(token, device=DEVICE), layer, Phase.DECODE)
         plain = ExpertMath(banks.layout, banks.layers[layer].to(DEVICE))
