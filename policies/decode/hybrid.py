@@ -136,7 +136,7 @@ def best_split(measured: Measured, least: torch.Tensor, highest: torch.Tensor) -
 
 def _crossing(fetch: Line, host: Line, misses: torch.Tensor) -> torch.Tensor:
     """f with fetch(f) = host(m - f): float64 [L, M]."""
-    rise = (fetch.each_s + host.each_s).clamp(min=1e-12)
+    rise = (fetch.each_s + host.each_s).clamp(min=torch.finfo(torch.float64).tiny)
     return (host.seconds(misses) - fetch.fixed_s[:, None]) / rise[:, None]
 
 
