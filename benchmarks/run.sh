@@ -42,6 +42,7 @@ models=benchmarks/peers/models
 once admission "$python" benchmarks/kernels/admission.py
 once host_memory "$python" benchmarks/kernels/host_memory.py
 once host_experts "$python" benchmarks/kernels/host_experts.py
+once router_guess "$python" benchmarks/router_guess.py
 for part in experts dense pieces qwen4_layers; do
   once kernels-$part "$python" benchmarks/kernels/$part.py
 done

@@ -34,7 +34,7 @@ class RouterGuess:
     def __init__(self, model: PreTrainedModel, expert_modules: Sequence[str]) -> None:
         """expert_modules: the experts modules' names, in the order of the MoE layers.
 
-        Raises CheckpointError for a layer, other than the first, whose router cannot be asked alone.
+        Raises CheckpointError for a layer behind the first whose router cannot be asked alone.
         """
         self._routers = [_Router(model, name) for name in expert_modules[1:]]
 

@@ -9,9 +9,11 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from command import residency
+import torch
+from command import assert_one_line, residency
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+ROUTED_GUESSED = [0, 1, 2, 2], [0, 2, 2, 2]
 
 
 def script(path):
@@ -82,3 +84,49 @@ def test_a_kernels_benchmark_runs_dry(name, tmp_path):
     assert result["errors"]
     assert result["chunks"] if name == "pieces" else result["times"]
     assert all(row["us"] is None for row in result["times"])
+
+
+@pytest.fixture(scope="module")
+def router_guess():
+    return script(BENCHMARKS / "router_guess.py")
+
+
+def test_a_guess_of_trained_routers_names_more_than_popularity_does(router_guess):
+    result = router_guess.measured(["model=demo", "device=cpu"], most_windows=2)
+    assert [text["text"] for text in result["texts"]] == list(router_guess.TEXTS)
+    for text in result["texts"]:
+        assert text["tokens"] == text["earlier_tokens"] == router_guess.WINDOW
+        one, *_ = text["chunks"]
+        assert one["routed"] == one["named"] == result["top_k"]
+        assert one["recall"] == one["precision"] > 2 * one["popular_recall"]
+        assert len(one["recall_by_layer"]) == 7
+
+
+def test_shares_of_a_chunk_count_distinct_experts(router_guess):
+    """Two chunks of two tokens, top-1 of four experts; expert 3 was the most popular, then 0."""
+    marks = [torch.nn.functional.one_hot(torch.tensor(ids), 4).bool() for ids in ROUTED_GUESSED]
+    shares = router_guess.shares_of(router_guess.Layer(*marks, torch.tensor([5, 0, 1, 9])), 2)
+    assert shares == {
+        "routed": 1.5,
+        "named": 1.5,
+        "recall": 2 / 3,
+        "precision": 2 / 3,
+        "popular_recall": 1 / 3,
+        "popular_precision": 1 / 3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model=qwen3_30b_a3b"], ("model=qwen3_30b_a3b", "made up")),
+        (["model=demo", "model.routing=even"], ("model.routing=even", "model.routing=model")),
+    ],
+    ids=["made-up weights", "replaced routes"],
+)
+def test_guesses_of_no_meaning_are_refused(overrides, words, router_guess, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["router_guess.py", "--out", str(tmp_path), *overrides])
+    with pytest.raises(SystemExit) as refused:
+        router_guess.main()
+    assert_one_line(str(refused.value), *words)
+    assert not list(tmp_path.iterdir())
