@@ -70,8 +70,8 @@ class _Router:
     def ids(self, x_TH: Tensor) -> Tensor:
         # `forward`, not a call: hooks that collect the routers' logits are to hear of real steps.
         extra = {name: getattr(self._block, name) for name in self._extra}
-        _, _, ids_TK, *_ = self._router.forward(x_TH, **extra)
-        return ids_TK.view(len(x_TH), -1)
+        ids_TK: Tensor = self._router.forward(x_TH, **extra)[2]
+        return ids_TK
 
 
 def _required(function: Any) -> list[str]:
