@@ -43,6 +43,9 @@ class LayerCounts:
     evictions: int
     computed: int  # misses that the host computed where they lie
     fetched: int  # misses that were copied from the bank to be read by this phase
+    ahead: int = 0  # experts fetched ahead of a router that was waited for, none of them admitted
+    ahead_in_time: int = 0  # of those, in staging before the router's answer was there
+    ahead_used: int = 0  # of those, routed to; the others' bytes were wasted
     bytes: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -60,6 +63,7 @@ class Counters:
         self._gathered = torch.zeros(shape, dtype=torch.int64, device=device)
         self._published = torch.zeros(shape[:2], dtype=torch.int64, device=device)
         self._bytes: dict[tuple[int, Phase, Source], int] = defaultdict(int)
+        self._ahead = torch.zeros(num_layers, 3, dtype=torch.int64)
 
     def reset(self) -> None:
         self._counts.zero_()
@@ -67,6 +71,7 @@ class Counters:
         self._gathered.zero_()
         self._published.zero_()
         self._bytes.clear()
+        self._ahead.zero_()
 
     def count(self, layer: int, phase: Phase, counts: torch.Tensor) -> None:
         """Add one step's counts, int64 in the order of FIELDS, from host or device."""
@@ -93,6 +98,10 @@ class Counters:
     def moved(self, layer: int, phase: Phase, source: Source, num_bytes: int) -> None:
         self._bytes[layer, phase, source] += num_bytes
 
+    def fetched_ahead(self, layer: int, num: int, in_time: int, used: int) -> None:
+        """Experts that prefill fetched before the layer's router had spoken."""
+        self._ahead[layer] += torch.tensor([num, in_time, used])
+
     def rows(self) -> list[LayerCounts]:
         """All counts by phase and layer. Raises PolicyError if a sum does not come out."""
         rows = list(self._rows())
@@ -115,6 +124,7 @@ class Counters:
         published = self._published.tolist()
         for p, phase in enumerate(PHASES):
             for layer, (lookups, hits, misses, evictions, computed) in enumerate(counts[p]):
+                ahead = self._ahead[layer].tolist() if phase is Phase.PREFILL else [0, 0, 0]
                 moved = {str(s): self._bytes.get((layer, phase, s), 0) for s in Source}
                 moved[Source.FETCH] += gathered[p][layer] * self._row_bytes
                 moved[Source.ACTIVATIONS] += published[p][layer]
@@ -127,5 +137,8 @@ class Counters:
                     evictions=evictions,
                     computed=computed,
                     fetched=moved[Source.FETCH] // self._row_bytes,
+                    ahead=ahead[0],
+                    ahead_in_time=ahead[1],
+                    ahead_used=ahead[2],
                     bytes=moved,
                 )

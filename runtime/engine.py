@@ -7,16 +7,20 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Self
 
 import torch
 
+from residency.policies.prefill import PrefillMode
 from residency.policies.step import Phase
 from residency.runtime.architecture import Architecture
 from residency.runtime.batch import Batch
 from residency.runtime.batch_cache import check_batched
+from residency.runtime.cost_profile import profile_path
 from residency.runtime.environment import environment
 from residency.runtime.generation import Generation, TextStream
+from residency.runtime.guesses import RouterGuess
 from residency.runtime.hooks import add_experts, attach, detach
 from residency.runtime.loaded import Loaded
 from residency.runtime.loading import Progress
@@ -115,13 +119,36 @@ class Engine:
             capturable=self._loaded.capturable,
             table_reads=self.architecture.table_reads,
             host=self._loaded.host_experts if beside else None,
+            router=self._router(policies.prefill),
+            profile=self._profile(policies.prefill),
         )
         attach(self.model, self.architecture.expert_modules, self.runtime)
+
+    def _router(self, mode: PrefillMode) -> RouterGuess | None:
+        """Who asks routers early for `mode`. A mode that learns would learn that the routers say
+        nothing where weights are made up or routes replaced.
+        """
+        if not mode.asks_router or (mode.learns and not self._routers_mean_something):
+            return None
+        return RouterGuess(self.model, self.architecture.expert_modules)
+
+    @property
+    def _routers_mean_something(self) -> bool:
+        return not self.made_up and self.routing is None
+
+    def _profile(self, mode: PrefillMode) -> Path | None:
+        """The file of measured costs that `mode` asks for."""
+        if not mode.profile:
+            layout = self.banks.layout
+            what = f"{layout.format.name} {layout.row_bytes} bytes"
+            return profile_path(environment(self.device)["device_name"], what)
+        return Path(mode.profile).expanduser()
 
     def _uninstall(self) -> None:
         """Let go of the runtime and the memory of its slots."""
         detach(self.model, self.architecture.expert_modules)
         self._forget_rows()
+        self.runtime.close()
         del self.runtime
         gc.collect()
         if self.device.type == "cuda":
@@ -163,6 +190,7 @@ class Engine:
         """Let go of banks, slots and model; the engine cannot be used afterwards."""
         detach(self.model, self.architecture.expert_modules)
         self._forget_rows()
+        self.runtime.close()
         del self.runtime, self.model, self.banks
         self._loaded.close()
 
@@ -235,6 +263,12 @@ class Engine:
         self.runtime.check()
         return self._report([text.text for text in texts], ids, generation)
 
+    def _prefill_notes(self) -> list[str]:
+        if self.policies.prefill.asks_router and not self._routers_mean_something:
+            why = "weights are made up" if self.made_up else "routes are replaced"
+            return [f"routers asked early tell nothing here: {why}"]
+        return []
+
     def _rows_for(self, num_tokens: int, num_sequences: int) -> Rows:
         """Room for sequences; the last ones', and their captured graphs, if it is large enough."""
         if self._sequence is None or self._sequence.capacity < num_tokens:
@@ -272,7 +306,8 @@ class Engine:
             step_s=generation.step_s,
             phases=phases,
             counters=rows,
+            choices=self.runtime.choices(),
             memory=self.runtime.plan.as_dict(),
             environment=environment(self.device),
-            notes=[*self.notes, *self.runtime.notes()],
+            notes=[*self.notes, *self._prefill_notes(), *self.runtime.notes()],
         )

@@ -33,8 +33,6 @@ class Call(NamedTuple):
 class Work:
     """One call of one experts module: inputs, and a place for each (token, choice) result."""
 
-    has_residents = False
-
     def __init__(self, call: Call) -> None:
         self.call = call
         num_tokens, top_k = call.ids_TK.shape
@@ -57,12 +55,7 @@ class Work:
 
 
 class PartialSum(Protocol):
-    """A call whose experts are computed part by part.
-
-    has_residents: whether those that lay in slots have been computed by `Maths.begin`.
-    """
-
-    has_residents: bool
+    """A call whose experts are computed part by part."""
 
     def combined(self) -> torch.Tensor:
         """[T, H], when every routed expert has been run."""
@@ -72,9 +65,10 @@ class Maths(Protocol):
     """Computes experts by row: in plain torch (ExpertMath), or by kernels of the device."""
 
     def begin(self, call: Call, slots_E: torch.Tensor | None = None) -> Any:
-        """Work without results. slots_E, int32 [E] on the CPU, tells where residents lie, -1 where
-        absent, and allows the routed ones to be computed at once: before the host knows the routes,
-        it is busy with them while the device computes.
+        """Work in which the routed residents are computed already: before the host knows the
+        routes, it is busy with them while the device computes.
+
+        slots_E, int32 [E] on the CPU, tells where residents lie, -1 where absent; None for none.
         """
 
     def run(self, work: Any, experts: Sequence[int], rows: Sequence[int]) -> None: ...
@@ -89,7 +83,11 @@ class ExpertMath:
         self._suffixes = {name: layout.suffixes(name) for name in ("gate_up_proj", "down_proj")}
 
     def begin(self, call: Call, slots_E: torch.Tensor | None = None) -> Work:
-        return Work(call)
+        work = Work(call)
+        if slots_E is not None:
+            residents = slots_E.ge(0).nonzero().flatten()
+            self.run(work, residents.tolist(), slots_E[residents].tolist())
+        return work
 
     def run(self, work: Work, experts: Sequence[int], rows: Sequence[int]) -> None:
         """Fill the results of every token routed to `experts`, which lie in `rows`."""

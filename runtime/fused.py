@@ -99,7 +99,6 @@ class FusedMaths:
         if slots_E is not None:
             residents = slots_E.ge(0).nonzero().flatten()
             self.run(work, residents.tolist(), slots_E[residents].tolist())
-            work.has_residents = True
         return work
 
     def run(self, work: ChunkWork, experts: Sequence[int], rows: Sequence[int]) -> None:

@@ -38,7 +38,6 @@ class ChunkWork:
     grouping: Grouping
     act_PI: Tensor
     y_PH: Tensor
-    has_residents: bool = False
 
     @classmethod
     def of(
@@ -112,10 +111,7 @@ class ShortChunks:
         if num_tokens < bucket:
             places.ids_RK[num_tokens:].fill_(self._num_experts)
         self._tell(slots_E)
-        work = ChunkWork(
-            call, activation, places.x_RH, places.grouping, places.act_PI, places.y_PH,
-            has_residents=slots_E is not None,
-        )  # fmt: skip
+        work = ChunkWork(call, activation, places.x_RH, places.grouping, places.act_PI, places.y_PH)
         key = bucket, top_k, activation
         self._graphs.run(key, lambda: self._compute(places, work), on=self._rows.device)
         return work

@@ -10,22 +10,29 @@ import torch
 
 
 class Mark:
-    """A point in a lane's work that another lane can wait for. None on the CPU: work is done.
+    """A point in a lane's work that another lane can wait for. No event on the CPU: work is done.
 
-    begin: where the copies that it ends began. copy_s: what they took, on the CPU.
+    at: on the CPU, the time of the point. begin: where the copies that it ends began, if any.
     """
 
-    def __init__(self, event: torch.cuda.Event | None = None) -> None:
+    def __init__(self, event: torch.cuda.Event | None = None, at: float = 0.0) -> None:
         self.event = event
-        self.begin: torch.cuda.Event | None = None
-        self.copy_s = 0.0
+        self.at = at
+        self.begin: Mark | None = None
+
+    def passed(self) -> bool:
+        return self.event is None or self.event.query()
+
+    def until(self, later: Mark) -> float:
+        """Seconds from this mark to another, both timed. Waits for the other; 0 for no time."""
+        if self.event is None or later.event is None:
+            return later.at - self.at
+        later.event.synchronize()
+        return float(self.event.elapsed_time(later.event)) / 1e3
 
     def seconds(self) -> float:
         """How long the copies before this mark of `Lanes.copying` took. Waits for them."""
-        if self.event is None or self.begin is None:
-            return self.copy_s
-        self.event.synchronize()
-        return float(self.begin.elapsed_time(self.event)) / 1e3
+        return 0.0 if self.begin is None else self.begin.until(self)
 
 
 class Reading:
@@ -33,12 +40,12 @@ class Reading:
 
     def __init__(self, tensor: torch.Tensor, arrival: Mark) -> None:
         self._tensor = tensor
-        self._arrival = arrival
+        self.arrival = arrival
 
     def value(self) -> torch.Tensor:
         """On the host; waits until it is there."""
-        if self._arrival.event is not None:
-            self._arrival.event.synchronize()
+        if self.arrival.event is not None:
+            self.arrival.event.synchronize()
         return self._tensor
 
 
@@ -48,14 +55,15 @@ class Lanes:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._copy = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._copy_s = 0.0
+        self._copies: list[Mark] = []
 
-    def mark(self) -> Mark:
+    def mark(self, timed: bool = False) -> Mark:
         """A mark behind all work issued so far on the compute lane."""
         if self._copy is None:
-            return Mark()
-        return Mark(torch.cuda.current_stream(self.device).record_event())
+            return Mark(at=time.perf_counter())
+        event = torch.cuda.Event(enable_timing=timed)
+        event.record(torch.cuda.current_stream(self.device))
+        return Mark(event)
 
     def wait(self, mark: Mark) -> None:
         """The compute lane goes on only after `mark`."""
@@ -64,23 +72,23 @@ class Lanes:
 
     def reading(self, tensor: torch.Tensor) -> Reading:
         """Start to read a tensor behind all work issued so far on the compute lane, so that the
-        host need not wait for what is issued after it.
+        host need not wait for what is issued after it. The reading's arrival is timed.
         """
         if tensor.device.type != "cuda":
-            return Reading(tensor, Mark())
+            return Reading(tensor, self.mark())
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         host.copy_(tensor, non_blocking=True)
-        return Reading(host, self.mark())
+        return Reading(host, self.mark(timed=True))
 
     @contextmanager
     def copying(self, *after: Mark) -> Iterator[Mark]:
         """Issue copies on the copy lane, behind `after`; the yielded mark lies behind them."""
         done = Mark()
+        self._copies.append(done)
         if self._copy is None:
-            start = time.perf_counter()
+            done.begin = Mark(at=time.perf_counter())
             yield done
-            done.copy_s = time.perf_counter() - start
-            self._copy_s += done.copy_s
+            done.at = time.perf_counter()
             return
         for mark in after:
             if mark.event is not None:
@@ -90,8 +98,7 @@ class Lanes:
             begin.record(self._copy)
             yield done
             end.record(self._copy)
-        done.begin, done.event = begin, end
-        self._timed.append((begin, end))
+        done.begin, done.event = Mark(begin), end
 
     def synchronize(self) -> None:
         if self._copy is not None:
@@ -100,8 +107,5 @@ class Lanes:
     def take_copy_seconds(self) -> float:
         """Seconds that the copy lane was busy since the last call. Synchronises."""
         self.synchronize()
-        events, self._timed = self._timed, []
-        seconds, self._copy_s = self._copy_s, 0.0
-        for begin, end in events:
-            seconds += float(begin.elapsed_time(end)) / 1e3
-        return seconds
+        copies, self._copies = self._copies, []
+        return sum(mark.seconds() for mark in copies)

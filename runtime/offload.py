@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -24,8 +25,10 @@ from residency.runtime.experts import Call, ExpertMath, Maths
 from residency.runtime.host_experts import HostExperts
 from residency.runtime.host_nodes import HostNodes
 from residency.runtime.lanes import Lanes
+from residency.runtime.learning import Chosen, Learning, Router
 from residency.runtime.memory import MemoryPlan
 from residency.runtime.prefill import PrefillExecutor
+from residency.runtime.prefill_views import Views
 from residency.runtime.quotas import QuotaTable
 from residency.runtime.recorder import RouteRecorder
 from residency.runtime.routing import Routing
@@ -77,12 +80,16 @@ class OffloadRuntime:
         capturable: bool = True,
         table_reads: Iterable[tuple[int, int]] = (),
         host: HostExperts | None = None,
+        router: Router | None = None,
+        profile: Path | None = None,
     ) -> None:
         """routing: replaces the model's routes; None leaves them.
         shape: the kernels' view of a row; None computes in plain torch.
         capturable: whether a graph may hold what the model does around its experts.
         table_reads: MoE layers beside a host table, and the bytes that a token reads of it.
         host: computes experts in their banks; None for plain torch, which no graph captures.
+        router: asks the model's routers early; None where their guesses are worth nothing.
+        profile: file in which a prefill mode that learns keeps its costs; None for nowhere.
         """
         space, layout = banks.space, banks.layout
         self.banks = banks
@@ -120,6 +127,7 @@ class OffloadRuntime:
                     shape, self.pool, banks, self.rows, self.counters, self.quotas, nodes
                 )
                 self.capturable, self.decode_is_fused = capturable, True
+        self._learning = Learning(space, policies.prefill, router, profile)
         self._prefill = PrefillExecutor(
             policies.prefill,
             self.pool,
@@ -127,7 +135,8 @@ class OffloadRuntime:
             transfers,
             maths,
             self.counters,
-            self.quotas.host_layers,
+            self._learning,
+            Views(self._learning, self.quotas.host_layers),
         )
 
     @contextmanager
@@ -137,7 +146,7 @@ class OffloadRuntime:
         with self.recorded(phase, num_tokens):
             try:
                 if phase is Phase.PREFILL:
-                    self._prefill.begin(num_tokens)
+                    self._prefill.begin(num_tokens, self._tokens_seen - 1, num_tokens)
                 yield
                 if phase is Phase.PREFILL:
                     self._prefill.end()
@@ -149,7 +158,6 @@ class OffloadRuntime:
     def prepare(self, phase: Phase, num_tokens: int) -> None:
         """The host's part of a step, due before each one, replayed steps included."""
         if phase is Phase.DECODE:
-            self.pool.invalidate()
             self._decode.prepare()
         horizon = self.policies.cache.horizon
         if horizon is not None and self._tokens_seen + num_tokens >= horizon:
@@ -191,6 +199,16 @@ class OffloadRuntime:
         self.lanes.synchronize()
         self._prefill.abort()
         self.pool.empty()
+
+    def choices(self) -> list[Chosen]:
+        """What the prefill mode chose, where it had a choice, since the last call."""
+        chosen = self._learning.choices()
+        self._learning.forget_choices()
+        return chosen
+
+    def close(self) -> None:
+        """Keep what was learnt for the next run."""
+        self._learning.save()
 
     def notes(self) -> list[str]:
         """Lines for a report, on what has run."""

@@ -1,26 +1,30 @@
-"""The prefill executor: runs any mode's plan, one layer of one chunk at a time.
+"""The prefill executor: runs any mode's plans, one layer of one chunk at a time.
 
-A plan becomes lots, a lot is a set of experts and the rows they will lie in. Lots are issued
-(copies start) ahead of being computed: of a plan made before the router, as many layers ahead as
-the staging ring has buffers; of a plan that waits for the router, as far as the layer goes.
+Plans become lots: a lot is a set of experts and the rows they will lie in. Lots are issued (their
+copies start) ahead of being computed: those of `PrefillMode.ahead` as many layers ahead as the
+staging ring has buffers, up to the first layer that waits for its router; the rest of that layer
+when the router has spoken, before anything of the next one.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
-from residency.policies.errors import PolicyError
-from residency.policies.prefill import LayerView, Plan, PrefillMode
+from residency.policies.prefill import Ahead, Plan, PrefillMode
 from residency.policies.step import Phase, Step
 from residency.runtime.admission import Placed
 from residency.runtime.counters import Counters, Source
 from residency.runtime.experts import Call, Maths, PartialSum
-from residency.runtime.lanes import Mark
+from residency.runtime.lanes import Mark, Reading
+from residency.runtime.learning import Learning
+from residency.runtime.prefill_books import Books
+from residency.runtime.prefill_plans import ids_of, plan_ahead, plan_rest
+from residency.runtime.prefill_views import Views
 from residency.runtime.slots import SlotPool
 from residency.runtime.staging import Buffer, StagingRing
 from residency.runtime.transfers import Transfers
@@ -28,16 +32,13 @@ from residency.runtime.transfers import Transfers
 
 @dataclass(frozen=True)
 class Lot:
-    """Experts (ids within the layer) that are computed together once `ready` has passed.
+    """Experts (ids within the layer) that are computed together once `ready` has passed."""
 
-    in_place: they lay in slots before.
-    """
-
+    layer: int
     experts: list[int]
     rows: list[int]
     ready: Mark
     buffer: Buffer | None = None
-    in_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,208 +61,213 @@ class PrefillExecutor:
         transfers: Transfers,
         maths: Maths,
         counters: Counters,
-        host_layers: Collection[int] = (),
+        learning: Learning,
+        views: Views,
     ) -> None:
-        """host_layers: those whose slots decode does not read."""
         self.mode = mode
-        self.host_layers = host_layers
         self.pool = pool
         self.ring = ring
         self.transfers = transfers
         self.maths = maths
         self.counters = counters
-        self._group_size = -(-pool.space.num_experts // mode.config.groups)
+        self.learning = learning
+        self.views = views
+        self._books = Books(counters, learning)
         self._maps = pool
-        self._ahead: Iterator[tuple[int, Lot | Pending]] = iter(())
-        self._next: tuple[int, Lot | Pending] | None = None
-        self._issued: deque[tuple[int, Lot]] = deque()
-        self._books: Callable[[], None] | None = None
+        self._group_size = -(-pool.space.num_experts // mode.config.groups)
+        self._abandon()
 
-    def begin(self, num_tokens: int) -> None:
-        """Start a chunk: copies that need not wait for a router begin now."""
-        self._num_tokens = num_tokens
-        self._token: torch.Tensor | None = None  # read once a chunk
-        self._waits = self.mode.waits_for_router(num_tokens)
+    def begin(self, num_tokens: int, last_token: int, promoted: int) -> None:
+        """Start a chunk: copies that need not wait for a router begin now.
+
+        last_token: index of the chunk's last token. promoted: of its last tokens, how many are
+        references; the experts of the others leave slots and history as they are.
+        """
+        self._token = torch.tensor(last_token)
         self._start = self.transfers.lanes.mark()
-        # A chunk whose layers the host plans one by one keeps the maps there meanwhile.
-        self._maps = self.pool.on_host() if self._waits else self.pool
-        if not self._waits:
-            self._ahead = self._plan_ahead(self.pool.snapshot())
-            self._pump()
+        # The host plans a chunk layer by layer, so it has the maps meanwhile.
+        self._maps = self.pool.on_host()
+        self.learning.begin(num_tokens)
+        self._books.begin(self._maps, promoted)
+        self.views.begin(self._maps, self._token, num_tokens, promoted)
+        self._next_layer, self._open = 0, True
+        self._pump()
 
     def end(self) -> None:
-        assert not self._issued, f"{len(self._issued)} lots were issued and never computed"
-        self._keep_books()
+        assert not (self._issued or self._pending), "lots were planned and never computed"
+        self._books.keep(wait=True)
+        self.learning.end()
         self.pool.take(self._maps)
-        self._maps = self.pool
 
     def abort(self) -> None:
         """Forget a chunk that was broken off, and what it has admitted."""
-        self._books = None
-        self._maps = self.pool
+        self._books.forget()
+        self.learning.forget()
         self.ring.reset()
         self._abandon()
 
+    def _abandon(self) -> None:
+        self._ahead: deque[Ahead] = deque()
+        self._pending: deque[Pending] = deque()
+        self._issued: deque[Lot] = deque()
+        self._next_layer, self._open = 0, False
+
     def layer(self, step: Step, call: Call) -> torch.Tensor:
         """The layer's output [T, H]."""
-        lanes, ids = self.transfers.lanes, call.ids_TK.flatten()
-        # Behind all that reads slots which this layer may free.
-        self._before = lanes.mark() if self._waits else Mark()
-        routes = lanes.reading(ids) if self._waits else None  # ahead of the residents' compute
-        work = self.maths.begin(call, self._residents(step.layer))
-        self._keep_books()
-        ids = ids if routes is None else routes.value()
-        if self._token is None:
-            self._token = step.token.to(self._maps.device)
+        layer, lanes = step.layer, self.transfers.lanes
         step = replace(step, token=self._token)
-        unique = self._maps.distinct(ids, step.layer)
-        resident = self._maps.slot_of[unique] >= 0
-        if self._waits:
-            self._plan_now(step, unique, work)
-        self._run(step, work)
-        self._books = lambda: self._record(step, unique, resident)
+        ahead = self._ahead.popleft()
+        slots_E = self._maps.layer_slots(layer)
+        resident_E = slots_E >= 0
+        before = lanes.mark()  # behind all that reads slots which this layer may free
+        routes = lanes.reading(call.ids_TK)  # ahead of the residents' compute
+        guess = self._ask_router(layer, call) if ahead.waits else None
+        in_place = ahead.plan.in_place
+        read_E = torch.where(in_place, slots_E, -1) if in_place.any() else None
+        work: PartialSum = self.maths.begin(call, read_E)
+        self._books.keep(wait=ahead.waits)
+        self.learning.routes_known(layer, routes.arrival)
+        if ahead.waits:
+            self._fetch_rest(step, work, ahead, routes, before)
+            self.views.guessed(layer + 1, guess)
+            self._open = True
+        self._books.add(step, routes, resident_E)
+        self._run(layer, work)
         out_TH: torch.Tensor = work.combined()
         return out_TH
 
-    def _residents(self, layer: int) -> torch.Tensor | None:
-        """Slots int32 [E] of experts that any plan reads in place, where the mode says so now."""
-        if not (self._waits and self.mode.reads_in_place(self._num_tokens)):
-            return None
-        return self._maps.layer_slots(layer)
+    def _ask_router(self, layer: int, call: Call) -> Reading | None:
+        """On its way: the next layer's routes, guessed from this one's state, int64 [T, K]."""
+        ids_TK = self.learning.guess(layer, call.x_TH)
+        return None if ids_TK is None else self.transfers.lanes.reading(ids_TK)
 
-    def _keep_books(self) -> None:
-        """The last layer's counts and touch, kept while the device computes the next one."""
-        books, self._books = self._books, None
-        if books is not None:
-            books()
+    # Ahead of the router.
 
-    def _record(self, step: Step, unique: torch.Tensor, resident: torch.Tensor) -> None:
-        self._count_lookups(step, unique, resident)
-        self._maps.touch(unique, step)
-
-    def _count_lookups(self, step: Step, unique: torch.Tensor, resident: torch.Tensor) -> None:
-        real = unique != self.pool.space.sink
-        lookups, hits = real.sum(), (real & resident).sum()
-        counts = torch.stack([lookups, hits, lookups - hits, torch.zeros_like(hits)])
-        self.counters.count(step.layer, step.phase, counts)
-
-    def _run(self, step: Step, work: PartialSum) -> None:
-        """Compute the layer's lots as they are issued, issuing more as buffers come free."""
-        self._pump()
-        while self._issued and self._issued[0][0] == step.layer:
-            self._compute(work, self._issued.popleft()[1])
-            self._pump()
-
-    # Plans made before the router: the residents of the whole chunk are known at its start, and
-    # stay, because such a plan admits nothing.
-
-    def _plan_ahead(self, slots: torch.Tensor) -> Iterator[tuple[int, Lot | Pending]]:
-        for layer, slots_E in enumerate(slots[:-1].unflatten(0, (self.pool.space.num_layers, -1))):
-            plan = self._checked(self._view(layer, slots_E, routed=None))
-            for lot in self._staged(layer, plan, slots_E):
-                yield layer, lot
+    def _look_ahead(self) -> bool:
+        """Plan one more layer; False where none can be planned yet."""
+        layer = self._next_layer
+        if not self._open or layer == self.pool.space.num_layers:
+            return False
+        self._next_layer += 1
+        # What lies in its slot now stays there until it is computed: only layers that wait admit
+        # experts, and nothing behind such a layer is planned before it has.
+        ahead = plan_ahead(self.mode, self.views.before(layer))
+        self.learning.chose(ahead)
+        self._open = not ahead.waits
+        self._ahead.append(ahead)
+        self._pending.extend(self._staged(layer, ahead.plan))
+        return True
 
     def _pump(self) -> None:
         """Issue planned lots in order while the ring has a buffer for the next one."""
-        while (item := self._next or next(self._ahead, None)) is not None:
-            layer, lot = item
-            if isinstance(lot, Pending):
+        while self._pending or self._look_ahead():
+            if self._pending:
                 buffer = self.ring.acquire()
                 if buffer is None:
-                    self._next = item
                     return
-                lot = self._issue(lot, buffer)
-            self._next = None
-            self._issued.append((layer, lot))
+                self._issued.append(self._issue(self._pending.popleft(), buffer))
 
-    # Plans that wait for the router.
+    # Once the router has spoken.
 
-    def _plan_now(self, step: Step, unique: torch.Tensor, work: PartialSum) -> None:
-        space = self.pool.space
-        first = step.layer * space.num_experts
-        routed = torch.zeros(space.num_experts, dtype=torch.bool)
-        routed[unique - first] = True
-        slots_E = self._maps.layer_slots(step.layer).clone()
-        plan = self._checked(self._view(step.layer, slots_E, routed))
-        if not plan.admit.any():
-            self._stage(step.layer, plan, slots_E)
+    def _fetch_rest(
+        self, step: Step, work: PartialSum, ahead: Ahead, routes: Reading, before: Mark
+    ) -> None:
+        """Issue what `ahead` left; compute meanwhile only what stands in the way of it."""
+        layer = step.layer
+        self._pending.clear()  # what is not on its way by now waits for the answer
+        ids_TK = routes.value()
+        landed = self._landed()
+        view = self.views.behind(ids_TK, list(landed))
+        plan = plan_rest(self.mode, view, ahead)
+        routed = view.routed
+        assert routed is not None, "the router has spoken"
+        self._keep_routed(layer, routed)
+        if plan.copy.any():  # first: an admission may evict what they read
+            self._pending.extend(self._staged(layer, Plan.of(len(routed), copy=plan.copy)))
+            self._run(layer, work)
+        if plan.in_place.any():
+            experts = ids_of(plan.in_place)
+            self.maths.run(work, experts, self._maps.layer_slots(layer)[experts].tolist())
+        if plan.admit.any():
+            read = ids_of(routed & (ahead.plan.in_place | plan.in_place))
+            self._admit(step, work, read, ids_of(plan.admit), landed, before)
+        self._pending.extend(self._staged(layer, Plan.of(len(routed), stream=plan.stream)))
+
+    def _landed(self) -> dict[int, int]:
+        """Rows of the experts in staging or on their way, all of the layer that waits."""
+        pairs = [zip(lot.experts, lot.rows, strict=True) for lot in self._issued]
+        return dict(itertools.chain.from_iterable(pairs))
+
+    def _keep_routed(self, layer: int, routed: torch.Tensor) -> None:
+        """Count what was fetched ahead, and leave out of it what the chunk is not routed to."""
+        if not self._issued:
             return
-        # Copies come first: an admission may evict what they read.
-        self._stage(step.layer, Plan.of(space.num_experts, copy=plan.copy), slots_E)
-        self._run(step, work)
-        self._admit_waves(step, work, plan)
-        self._stage(step.layer, Plan.of(space.num_experts, stream=plan.stream), slots_E)
+        in_time = sum(len(lot.experts) for lot in self._issued if lot.ready.passed())
+        num_ahead = sum(len(lot.experts) for lot in self._issued)
+        lots, self._issued = self._issued, deque()
+        for lot in lots:
+            used = [i for i, expert in enumerate(lot.experts) if routed[expert]]
+            experts, rows = ([of[i] for i in used] for of in (lot.experts, lot.rows))
+            self._issued.append(replace(lot, experts=experts, rows=rows))
+        num_used = sum(len(lot.experts) for lot in self._issued)
+        self.counters.fetched_ahead(layer, num_ahead, in_time, num_used)
 
-    def _stage(self, layer: int, plan: Plan, slots_E: torch.Tensor) -> None:
-        self._ahead = iter([(layer, lot) for lot in self._staged(layer, plan, slots_E)])
+    def _admit(
+        self,
+        step: Step,
+        work: PartialSum,
+        read: list[int],
+        admitted: list[int],
+        landed: dict[int, int],
+        after: Mark,
+    ) -> None:
+        """Admit experts, as many at a time as there are slots; of all waves but the last, compute
+        them as well.
 
-    def _admit_waves(self, step: Step, work: PartialSum, plan: Plan) -> None:
-        """Compute residents in place and admit the rest, as many experts at a time as fit.
-
-        Residents come first, so none is evicted before it was used; each expert is loaded once.
+        read: routed residents. They are in the first wave, so that none is evicted before it was
+        computed; with them go those that landed, of which as many as fit are kept. Each
+        expert crosses the link once. after: behind the last compute that reads the freed slots.
         """
-        needed = torch.tensor(_ids(plan.in_place) + _ids(plan.admit))
-        after = self._before
-        for wave in needed.split(max(1, self.pool.num_slots)):
+        num_slots = max(1, self.pool.num_slots)
+        moved = [expert for expert in admitted if expert in landed]
+        fetched = [expert for expert in admitted if expert not in landed]
+        needed = torch.tensor([*read, *moved[: num_slots - len(read)], *fetched])
+        waves = needed.split(num_slots)
+        for number, wave in enumerate(waves, 1):
             admission = self._maps.admit(wave, step)
             self.counters.count_evictions(step.layer, step.phase, admission.counts)
-            placed = Placed.of(admission, step.layer, self.pool.space)
-            for lot in self._fetch(step.layer, placed, after):
-                self._compute(work, lot)
-            after = self.transfers.lanes.mark()
+            self._fetch(
+                step.layer, Placed.of(admission, step.layer, self.pool.space), landed, after
+            )
+            if number < len(waves):
+                self._run(step.layer, work)
+                after = self.transfers.lanes.mark()
 
-    def _fetch(self, layer: int, placed: Placed, after: Mark) -> list[Lot]:
-        """Lots of one wave, hits first; the copies of all of them are issued before any compute.
-
-        after: behind the last compute that reads the freed slots.
-        """
-        lots = [Lot(*placed.hits, Mark(), in_place=True)] if placed.hits.experts else []
-        for start in range(0, len(placed.misses.experts), self._group_size):
-            group = placed.misses.part(start, start + self._group_size)
-            ready = self.transfers.fetch(layer, Phase.PREFILL, Source.FETCH, *group, after)
-            lots.append(Lot(*group, ready))
-        return lots
+    def _fetch(self, layer: int, placed: Placed, landed: dict[int, int], after: Mark) -> None:
+        """Issue the copies of one wave: over the link first, then on the device."""
+        pairs = list(zip(*placed.misses, strict=True))
+        crossing = [pair for pair in pairs if pair[0] not in landed]
+        for start in range(0, len(crossing), self._group_size):
+            experts, rows = map(list, zip(*crossing[start : start + self._group_size], strict=True))
+            ready = self.transfers.fetch(layer, Phase.PREFILL, Source.FETCH, experts, rows, after)
+            self.learning.copied(layer, len(experts), ready, waited=True)
+            self._issued.append(Lot(layer, experts, rows, ready))
+        if kept := [(landed[expert], row) for expert, row in pairs if expert in landed]:
+            staged, slots = map(list, zip(*kept, strict=True))
+            self.transfers.duplicate(layer, Phase.PREFILL, staged, slots, after)
 
     # Both.
 
-    def _view(self, layer: int, slots_E: torch.Tensor, routed: torch.Tensor | None) -> LayerView:
-        from_slots = layer not in self.host_layers
-        return LayerView(layer, self._num_tokens, slots_E >= 0, routed, from_slots)
-
-    def _checked(self, view: LayerView) -> Plan:
-        """The mode's plan, if it is one that can be run."""
-        plan = self.mode.plan(view)
-        in_place, copy, stream, admit, resident = (
-            mask.numpy()
-            for mask in (plan.in_place, plan.copy, plan.stream, plan.admit, view.resident)
-        )
-        named = np.add.reduce([in_place, copy, stream, admit], dtype=np.uint8)
-        forgotten = named == 0 if view.routed is None else view.routed.numpy() & (named == 0)
-        if view.routed is None and admit.any():
-            self._refuse(view, "admits experts before the router has spoken")
-        if named.max() > 1:
-            self._refuse(view, f"names expert {named.argmax()} more than once")
-        if forgotten.any():
-            self._refuse(view, f"forgets expert {forgotten.argmax()}")
-        if (absent := (in_place | copy) & ~resident).any():
-            self._refuse(view, f"reads expert {absent.argmax()} from a slot it is not in")
-        return plan
-
-    def _refuse(self, view: LayerView, what: str) -> None:
-        raise PolicyError(f"prefill={self.mode.name}: the plan for layer {view.layer} {what}")
-
-    def _staged(self, layer: int, plan: Plan, slots_E: torch.Tensor) -> Iterator[Lot | Pending]:
+    def _staged(self, layer: int, plan: Plan) -> Iterator[Pending]:
         """Lots through staging, hits first, cut to the group size."""
-        if plan.in_place.any():
-            experts = _ids(plan.in_place)
-            yield Lot(experts, slots_E[experts].tolist(), Mark(), in_place=True)
+        slots_E = self._maps.layer_slots(layer)
         for group in self._groups(plan.copy):
             yield Pending(layer, group, slots_E[group].tolist())
         for group in self._groups(plan.stream):
             yield Pending(layer, group, None)
 
     def _groups(self, mask: torch.Tensor) -> Iterator[list[int]]:
-        experts = _ids(mask)
+        experts = ids_of(mask)
         for start in range(0, len(experts), self._group_size):
             yield experts[start : start + self._group_size]
 
@@ -274,22 +280,19 @@ class PrefillExecutor:
             ready = self.transfers.fetch(
                 lot.layer, Phase.PREFILL, Source.STREAM, lot.experts, rows, *after
             )
-        return Lot(lot.experts, rows, ready, buffer)
+            self.learning.copied(lot.layer, len(lot.experts), ready, waited=False)
+        return Lot(lot.layer, lot.experts, rows, ready, buffer)
+
+    def _run(self, layer: int, work: PartialSum) -> None:
+        """Compute the layer's lots as they are issued, issuing more as buffers come free."""
+        self._pump()
+        while self._issued and self._issued[0].layer == layer:
+            self._compute(work, self._issued.popleft())
+            self._pump()
 
     def _compute(self, work: PartialSum, lot: Lot) -> None:
-        if lot.in_place and work.has_residents:
-            return
-        self.transfers.lanes.wait(lot.ready)
-        self.maths.run(work, lot.experts, lot.rows)
+        if lot.experts:
+            self.transfers.lanes.wait(lot.ready)
+            self.maths.run(work, lot.experts, lot.rows)
         if lot.buffer is not None:
             self.ring.release(lot.buffer)
-
-    def _abandon(self) -> None:
-        self._ahead = iter(())
-        self._next = None
-        self._issued.clear()
-
-
-def _ids(mask: torch.Tensor) -> list[int]:
-    ids: list[int] = np.flatnonzero(mask.numpy()).tolist()
-    return ids

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from residency.policies.step import Phase
-from residency.runtime.counters import LINK_SOURCES, LayerCounts
+from residency.runtime.counters import FIELDS, LINK_SOURCES, LayerCounts
 from residency.runtime.generation import Continuation
+from residency.runtime.learning import Chosen
 
 VERSION = 1
+_MEASURED = ("step_s", "phases", "counters", "choices")
 BATCH = "batch"  # the kind of a report of several sequences
 
 
@@ -36,6 +38,9 @@ class PhaseTotals:
     evictions: int
     computed: int
     fetched: int
+    ahead: int
+    ahead_in_time: int
+    ahead_used: int
     bytes: dict[str, int]
 
     @classmethod
@@ -43,7 +48,7 @@ class PhaseTotals:
         cls, phase: Phase, rows: Iterable[LayerCounts], seconds: float, link_seconds: float | None
     ) -> PhaseTotals:
         own = [row for row in rows if row.phase == phase]
-        fields = ("lookups", "hits", "misses", "evictions", "computed", "fetched")
+        fields = [*FIELDS, "fetched", "ahead", "ahead_in_time", "ahead_used"]
         sums = {field: sum(getattr(row, field) for row in own) for field in fields}
         sources = own[0].bytes if own else {}
         moved = {source: sum(row.bytes[source] for row in own) for source in sources}
@@ -101,6 +106,7 @@ class BatchReport:
     step_s: list[float]  # wall-clock of each decode step
     phases: list[PhaseTotals]
     counters: list[LayerCounts]
+    choices: list[Chosen]
     memory: dict[str, int]
     environment: dict[str, str]
     notes: list[str]
@@ -124,8 +130,7 @@ class BatchReport:
         """The report of a batch of one."""
         (one,) = self.sequences
         shared = {
-            name: getattr(self, name)
-            for name in ("step_s", "phases", "counters", "memory", "environment", "notes")
+            name: getattr(self, name) for name in (*_MEASURED, "memory", "environment", "notes")
         }
         return Report(**{name: getattr(one, name) for name in one.__dataclass_fields__}, **shared)
 
@@ -139,6 +144,7 @@ class BatchReport:
             "step_s": self.step_s,
             "phases": [phase.as_dict() for phase in self.phases],
             "counters": [row.as_dict() for row in self.counters],
+            "choices": [chosen.as_dict() for chosen in self.choices],
             "memory": self.memory,
             "environment": self.environment,
             "notes": self.notes,
@@ -157,6 +163,7 @@ class Report:
     step_s: list[float]  # wall-clock of each decode step
     phases: list[PhaseTotals]
     counters: list[LayerCounts]
+    choices: list[Chosen]
     memory: dict[str, int]
     environment: dict[str, str]
     notes: list[str]
@@ -179,6 +186,7 @@ class Report:
             "step_s": self.step_s,
             "phases": [phase.as_dict() for phase in self.phases],
             "counters": [row.as_dict() for row in self.counters],
+            "choices": [chosen.as_dict() for chosen in self.choices],
             "memory": self.memory,
             "environment": self.environment,
             "notes": self.notes,

@@ -27,7 +27,6 @@ class SlotPool:
         self.policy = policy
         self.slot_of = torch.full((space.num_ids + 1,), -1, dtype=torch.int32, device=device)
         self.id_of = torch.full((num_slots,), space.sink, dtype=torch.int32, device=device)
-        self._snapshot: torch.Tensor | None = None
         self._twin: SlotPool | None = None
         policy.allocate(space, device)
         nobody = torch.full((1,), space.sink, dtype=torch.int64, device=device)
@@ -41,15 +40,15 @@ class SlotPool:
     def num_slots(self) -> int:
         return len(self.id_of)
 
-    def invalidate(self) -> None:
-        """Device code may have changed the maps: forget the copy on the CPU."""
-        self._snapshot = None
+    @property
+    def num_empty(self) -> int:
+        """Of a pool on the host."""
+        return int((self.id_of == self.space.sink).sum())
 
     def empty(self) -> None:
         """Nothing is resident any more; the policy remembers what it knew."""
         self.slot_of.fill_(-1)
         self.id_of.fill_(self.space.sink)
-        self.invalidate()
 
     def clear(self) -> None:
         """Empty all slots and start the policy anew, in place: captured graphs stay valid."""
@@ -83,25 +82,17 @@ class SlotPool:
         """Take over the state of a pool of the same shape under the same policy."""
         if other is self:
             return
-        self.invalidate()
         self.slot_of.copy_(other.slot_of)
         self.id_of.copy_(other.id_of)
         states = self.policy.state(), other.policy.state()
         for name, tensor in states[0].items():
             tensor.copy_(states[1][name])
 
-    def snapshot(self) -> torch.Tensor:
-        """slot_of on the CPU, int32 [num_ids + 1]; copied again only after an admission."""
-        if self._snapshot is None:
-            self._snapshot = self.slot_of.cpu().clone()
-        return self._snapshot
-
     def admit(
         self, experts: torch.Tensor, step: Step, quota: torch.Tensor | None = None
     ) -> Admission:
         """Admit what `experts` (int [N] within the layer) lacks, as policy and quota allow."""
         unique = self.distinct(experts, step.layer)
-        self.invalidate()
         form = admit_on_host if self.device.type == "cpu" else admit
         keys, admitted = self.policy.keys, self.policy.admits(unique, step)
         return form(unique, self.slot_of, self.id_of, keys, admitted, quota)

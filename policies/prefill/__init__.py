@@ -1,5 +1,13 @@
 """Prefill modes: how a chunk's experts reach the device. One module and one YAML file each."""
 
-from residency.policies.prefill.base import LayerView, Plan, PrefillMode
+from residency.policies.prefill.base import (
+    Ahead,
+    Choice,
+    Costs,
+    LayerView,
+    Plan,
+    PrefillMode,
+    missing_plan,
+)
 
-__all__ = ["LayerView", "Plan", "PrefillMode"]
+__all__ = ["Ahead", "Choice", "Costs", "LayerView", "Plan", "PrefillMode", "missing_plan"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from residency.policies.prefill.base import LayerView, Plan, PrefillMode
+from residency.policies.prefill.base import Ahead, LayerView, Plan, PrefillMode
 
 
 class AlwaysStream(PrefillMode):
     """Streams whole layers through staging, behind the previous layer's compute."""
 
-    def waits_for_router(self, num_tokens: int) -> bool:
-        return False
-
-    def plan(self, view: LayerView) -> Plan:
-        return Plan.of(len(view.resident), stream=view.resident.new_ones(len(view.resident)))
+    def ahead(self, view: LayerView) -> Ahead:
+        num_experts = len(view.resident)
+        everything = view.resident.new_ones(num_experts)
+        return Ahead(Plan.of(num_experts, stream=everything), waits=False)

@@ -1,10 +1,15 @@
-"""The prefill mode interface: a mode answers with a plan, one executor runs every plan."""
+"""The prefill mode interface: a mode answers with plans, one executor runs every plan.
+
+A layer of a chunk is planned twice at most. `ahead` says what is done before the layer's router has
+spoken, behind the layers before; if that does not cover the layer, `plan` says where the other
+routed experts come from once the router has spoken.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 import torch
@@ -15,20 +20,51 @@ MOST = 1 << 20  # of tokens in a chunk, of groups and of buffers
 
 
 @dataclass(frozen=True)
+class Costs:
+    """What copies take on this machine, measured while it ran. Seconds.
+
+    expert_s: one expert over the link, as contended.
+    idle_s: in a layer of a chunk of this length, how long the link would have nothing to copy from
+        the layer's last copy to the first one that waits for the next layer's router.
+    """
+
+    expert_s: float
+    idle_s: float
+
+
+@dataclass(frozen=True)
 class LayerView:
     """What a mode knows of one MoE layer and one chunk. All masks are bool [E] on the CPU.
 
     resident: experts of this layer that lie in slots now.
+    welcome: experts that may enter slots: the cache admits them, and decode reads this layer's
+        slots.
     routed: experts the chunk was routed to, or None while the router has not spoken.
-    decodes_from_slots: whether decode reads this layer's experts from slots. Where it does not,
-        the host computes them, and an expert that is admitted would lie in its slot for nothing.
+    landed: experts on their way to staging, or there, because `ahead` asked for them.
+    guessed: int64 [E], for how many of the chunk's tokens the layer's router named each expert when
+        it was asked early, with the state of the layer before; None where it was not asked.
+    chances: float64 [E], for each expert the chance that the chunk is routed to it, by earlier
+        chunks; None unless the mode `learns`.
+    cycle: experts that the chunk is expected to be routed to in all layers together; 0 unless the
+        mode `learns`.
+    num_layers: MoE layers of the model.
+    num_slots, num_empty: of the whole pool, and how many of them are empty.
+    costs: None until they have been measured, or unless the mode `learns`.
     """
 
     layer: int
     num_tokens: int
     resident: torch.Tensor
-    routed: torch.Tensor | None
-    decodes_from_slots: bool = True
+    welcome: torch.Tensor
+    routed: torch.Tensor | None = None
+    landed: torch.Tensor | None = None
+    guessed: torch.Tensor | None = None
+    chances: torch.Tensor | None = None
+    cycle: float = 0.0
+    num_layers: int = 1
+    num_slots: int = 0
+    num_empty: int = 0
+    costs: Costs | None = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +74,8 @@ class Plan:
     in_place: read from its slot, no copy.
     copy: slot to staging, device to device.
     stream: host bank to staging; the slots stay as they are.
-    admit: host bank into a slot, evicting by the cache policy's rank.
+    admit: into a slot, from the host bank or from staging where it landed ahead, evicting by the
+        cache policy's rank.
     """
 
     in_place: torch.Tensor
@@ -55,6 +92,31 @@ class Plan:
     def times_named(self) -> torch.Tensor:
         """How often each expert is named: int64 [E], 0 or 1 in a valid plan."""
         return torch.stack([self.in_place, self.copy, self.stream, self.admit]).sum(dim=0)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a mode chose for a layer among several ways, for the report.
+
+    expected_s: by way, the seconds that the layer was expected to take; empty if nothing is known.
+    """
+
+    name: str
+    expected_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What is done for a layer before its router has spoken.
+
+    plan: admits nothing. Residents read in place are computed before the host knows the routes.
+    waits: `PrefillMode.plan` is asked for the rest once the router has spoken. Otherwise the plan
+        names every expert of the layer, and the host does not wait.
+    """
+
+    plan: Plan
+    waits: bool
+    choice: Choice | None = None
 
 
 class PrefillMode(Part, ABC):
@@ -74,6 +136,9 @@ class PrefillMode(Part, ABC):
 
     group: ClassVar[str] = "prefill"
     config: Config
+    learns: bool = False  # its plans follow from chances and costs
+    asks_router: bool = False  # its plans follow from guesses
+    profile: str | None = None  # file that costs are kept in; "" for the device's own
 
     def faults(self) -> Iterator[Conflict]:
         for key, usual in (("chunk_tokens", 2048), ("groups", 8), ("ring", 3)):
@@ -83,23 +148,22 @@ class PrefillMode(Part, ABC):
                 yield Conflict((f"prefill.{key}={value}",), reason, mend)
 
     @abstractmethod
-    def waits_for_router(self, num_tokens: int) -> bool:
-        """Whether a chunk of `num_tokens` is planned only after each layer's router has spoken.
+    def ahead(self, view: LayerView) -> Ahead:
+        """What is done for a layer before its router has spoken. Mutates nothing."""
 
-        If not, `plan` is called with routed=None and copies run behind the previous layer.
-        """
-
-    def reads_in_place(self, num_tokens: int) -> bool:
-        """Whether plans that wait for the router read every routed resident in place.
-
-        Then residents may be computed before the host knows the routes.
-        """
-        return False
-
-    @abstractmethod
     def plan(self, view: LayerView) -> Plan:
-        """The plan for one layer. Mutates nothing.
+        """The rest of a layer whose `ahead` waits, when the router has spoken. Mutates nothing.
 
-        Names every expert of view.routed (every expert of the layer when routed is None) exactly
-        once and puts only residents in `in_place` and `copy`; the runtime refuses other plans.
+        Names each routed expert once that is neither read nor landed by `ahead`; of those that
+        landed it may admit some. Both plans put only residents in `in_place` and `copy`, and admit
+        only who is welcome; the runtime refuses other plans.
         """
+        raise NotImplementedError(f"{self.name}: waits for the router and has no plan for it")
+
+
+def missing_plan(view: LayerView) -> Plan:
+    """Routed experts that are not resident: into slots where they are welcome, else streamed."""
+    assert view.routed is not None and view.landed is not None, "the router has spoken"
+    missing = view.routed & ~view.resident
+    streamed = missing & ~view.welcome & ~view.landed
+    return Plan.of(len(missing), admit=missing & view.welcome, stream=streamed)

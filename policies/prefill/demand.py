@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from residency.policies.base import Capability, Conflict, Need
-from residency.policies.prefill.base import LayerView, Plan, PrefillMode
+from residency.policies.prefill.base import Ahead, LayerView, Plan, PrefillMode, missing_plan
 
 
 class Demand(PrefillMode):
     """A chunk of at most max_tokens admits its routed experts; longer ones go to `otherwise`.
 
-    In layers that decode computes on the host, the routed experts pass through staging.
+    Experts that may not enter the slots pass through staging.
     """
 
     @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +44,8 @@ class Demand(PrefillMode):
     def __init__(self, config: Config, otherwise: PrefillMode) -> None:
         super().__init__(config)
         self.otherwise = otherwise
+        self.learns, self.asks_router = otherwise.learns, otherwise.asks_router
+        self.profile = otherwise.profile
 
     def requirements(self) -> tuple[Need, ...]:
         own = {need.capability for need in self.needs}
@@ -61,21 +63,12 @@ class Demand(PrefillMode):
             reason = "longer chunks need a mode that takes any length"
             yield Conflict(("prefill.otherwise=demand",), reason, "prefill.otherwise=always_stream")
 
-    def waits_for_router(self, num_tokens: int) -> bool:
-        if num_tokens > self.config.max_tokens:
-            return self.otherwise.waits_for_router(num_tokens)
-        return True
-
-    def reads_in_place(self, num_tokens: int) -> bool:
-        if num_tokens > self.config.max_tokens:
-            return self.otherwise.reads_in_place(num_tokens)
-        return True
+    def ahead(self, view: LayerView) -> Ahead:
+        if view.num_tokens > self.config.max_tokens:
+            return self.otherwise.ahead(view)
+        return Ahead(Plan.of(len(view.resident), in_place=view.resident), waits=True)
 
     def plan(self, view: LayerView) -> Plan:
         if view.num_tokens > self.config.max_tokens:
             return self.otherwise.plan(view)
-        routed = view.routed
-        assert routed is not None, "demand is planned after the router has spoken"
-        way = "admit" if view.decodes_from_slots else "stream"
-        missing = routed & ~view.resident
-        return Plan.of(len(routed), in_place=routed & view.resident, **{way: missing})
+        return missing_plan(view)

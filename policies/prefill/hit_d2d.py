@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from residency.policies.base import Capability, Need
-from residency.policies.prefill.base import LayerView, Plan, PrefillMode
+from residency.policies.prefill.base import Ahead, LayerView, Plan, PrefillMode
 
 
 class HitD2d(PrefillMode):
@@ -24,8 +24,6 @@ class HitD2d(PrefillMode):
         ),
     )
 
-    def waits_for_router(self, num_tokens: int) -> bool:
-        return False
-
-    def plan(self, view: LayerView) -> Plan:
-        return Plan.of(len(view.resident), copy=view.resident, stream=~view.resident)
+    def ahead(self, view: LayerView) -> Ahead:
+        plan = Plan.of(len(view.resident), copy=view.resident, stream=~view.resident)
+        return Ahead(plan, waits=False)

@@ -18,7 +18,7 @@ KIND = "bench"
 
 @dataclass(frozen=True)
 class Point:
-    """One prompt length. waits: whether its plan waits for the router. floor: None where the
+    """One prompt length. waits: whether every layer waited for its router. floor: None where the
     all-resident times could not be had.
     """
 

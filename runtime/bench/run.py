@@ -57,9 +57,7 @@ class _Judge:
         self._group_s = plan.group_size * plan.row_bytes / self._rate
 
     def point(self, samples: Samples) -> Point:
-        """Whether a prompt of several chunks waits is judged by its first chunk."""
-        mode = self._policies.prefill
-        waits = mode.waits_for_router(min(samples.tokens, mode.config.chunk_tokens))
+        waits = all(run.waits for run in samples.runs)
         compute_s = self._compute.compute_s(samples.tokens)
         if compute_s is None:
             return Point(samples, waits, None)

@@ -26,16 +26,21 @@ class Spread:
 
 @dataclass(frozen=True)
 class Sample:
-    """One phase of one run. device_s: by CUDA events, None without CUDA."""
+    """One phase of one run. device_s: by CUDA events, None without CUDA.
+
+    waits: whether every layer waited for its router.
+    """
 
     seconds: float
     device_s: float | None
     step_s: tuple[float, ...]  # of each decode step, none for a prefill
     totals: PhaseTotals
+    waits: bool = True
 
     @classmethod
     def prefill(cls, report: Report, device_s: float | None) -> Sample:
-        return cls(report.ttft_s, device_s, (), report.phases[0])
+        waits = all(chosen.waits for chosen in report.choices)
+        return cls(report.ttft_s, device_s, (), report.phases[0], waits)
 
     @classmethod
     def decode(cls, report: BatchReport) -> Sample:

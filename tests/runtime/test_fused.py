@@ -101,10 +101,8 @@ def test_residents_computed_at_once_change_no_bit(module, banks, lengths):
     for seed, num_tokens in enumerate(lengths):
         call = random_call(module, num_tokens, seed)
         want = fused.begin(call)
-        assert not want.has_residents
         fused.run(want, list(range(8)), list(range(8)))
         got = shuffled.begin(call, moved)
-        assert got.has_residents
         shuffled.run(got, absent, [8 + expert for expert in absent])
         assert torch.equal(got.combined(), want.combined())
 

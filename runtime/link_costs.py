@@ -1,0 +1,129 @@
+"""Link costs: what copies take and how long the link idles between layers, measured while running.
+
+From the timed marks of each chunk, read when the device has passed them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from residency.policies.prefill import Costs
+from residency.runtime.lanes import Mark
+
+NEW = 0.25  # weight of a new chunk in the running means
+
+
+@dataclass
+class LayerTimes:
+    """Marks of one layer of one chunk.
+
+    ahead: behind the last copy issued before its router had spoken. first: the first one behind
+    that; last: the last of all.
+    """
+
+    routes: Mark | None = None
+    ahead: Mark | None = None
+    first: Mark | None = None
+    last: Mark | None = None
+
+
+@dataclass
+class ChunkTimes:
+    """Marks of one chunk. copies: experts of each copy over the link, and the mark behind it."""
+
+    num_tokens: int
+    layers: list[LayerTimes]
+    copies: list[tuple[int, Mark]] = field(default_factory=list)
+
+    def passed(self) -> bool:
+        marks = [times.routes for times in self.layers] + [mark for _, mark in self.copies[-1:]]
+        return all(mark is not None and mark.passed() for mark in marks)
+
+    def expert_s(self) -> float | None:
+        num_experts = sum(num for num, _ in self.copies)
+        seconds = sum(mark.seconds() for _, mark in self.copies)
+        return seconds / num_experts if num_experts and seconds > 0 else None
+
+    def gap_s(self) -> float | None:
+        """Mean time from a layer's last copy, or its routes if those came later, to the next
+        layer's routes.
+        """
+        gaps = []
+        for times, following in itertools.pairwise(self.layers):
+            assert times.routes is not None and following.routes is not None, "the chunk has passed"
+            gap = times.routes.until(following.routes)
+            if times.last is not None:
+                gap = min(gap, times.last.until(following.routes))
+            gaps.append(max(gap, 0.0))
+        return sum(gaps) / len(gaps) if gaps else None
+
+    def answer_s(self) -> float | None:
+        """Mean time from a layer's routes to the first copy that waited for them, if the link was
+        idle by then: what the host takes to hear, plan and issue.
+        """
+        found = []
+        for times in self.layers:
+            if times.first is None or times.first.begin is None or times.routes is None:
+                continue
+            if times.ahead is None or times.ahead.until(times.routes) >= 0:
+                found.append(times.routes.until(times.first.begin))
+        return sum(found) / len(found) if found else None
+
+
+class LinkCosts:
+    """Running means over chunks; gaps by length of chunk, a power of two."""
+
+    def __init__(self, known: dict[str, Any] | None = None) -> None:
+        """known: what `as_dict` gave before."""
+        known = known or {}
+        self._expert_s: float | None = known.get("expert_s")
+        self._answer_s: float = known.get("answer_s", 0.0)
+        self._gap_s: dict[int, float] = {int(k): v for k, v in known.get("gap_s", {}).items()}
+        self._waiting: deque[ChunkTimes] = deque()
+
+    def as_dict(self) -> dict[str, Any]:
+        gaps = {str(size): self._gap_s[size] for size in sorted(self._gap_s)}
+        return {"expert_s": self._expert_s, "answer_s": self._answer_s, "gap_s": gaps}
+
+    def observe(self, chunk: ChunkTimes) -> None:
+        """Take in a chunk, as soon as the device is done with it."""
+        self._waiting.append(chunk)
+
+    def of(self, num_tokens: int) -> Costs | None:
+        """None until a chunk has told them."""
+        while self._waiting and self._waiting[0].passed():
+            self._learn(self._waiting.popleft())
+        if self._expert_s is None or not self._gap_s:
+            return None
+        return Costs(self._expert_s, self._gap(num_tokens) + self._answer_s)
+
+    def _learn(self, chunk: ChunkTimes) -> None:
+        self._expert_s = _mean(self._expert_s, chunk.expert_s())
+        self._answer_s = _mean(self._answer_s or None, chunk.answer_s()) or 0.0
+        size = 1 << (chunk.num_tokens - 1).bit_length()
+        gap = _mean(self._gap_s.get(size), chunk.gap_s())
+        if gap is not None:
+            self._gap_s[size] = gap
+
+    def _gap(self, num_tokens: int) -> float:
+        """Between the lengths measured, by a line; beyond the longest, in proportion."""
+        sizes = sorted(self._gap_s)
+        at = bisect_left(sizes, num_tokens)
+        if at == 0:
+            return self._gap_s[sizes[0]]
+        below = sizes[at - 1]
+        if at == len(sizes):
+            return self._gap_s[below] * num_tokens / below
+        above = sizes[at]
+        part = (num_tokens - below) / (above - below)
+        return self._gap_s[below] + part * (self._gap_s[above] - self._gap_s[below])
+
+
+def _mean(old: float | None, new: float | None) -> float | None:
+    if old is None or new is None:
+        return new if old is None else old
+    return old + NEW * (new - old)
