@@ -16,7 +16,7 @@ from residency.policies.step import IdSpace
 
 PRIOR_TOKENS = 64  # the weight of "all alike", in tokens
 MEMORY_TOKENS = 4096  # older tokens fade
-CORRECTION = 0.2  # exponent of what one layer corrects of s
+CORRECTION = 0.1  # of the error in distinct experts, what one layer corrects of s
 LEAST_SPREAD, MOST_SPREAD = 0.01, 2.0
 SHARE_CORRECTION = 0.1  # of the shares of right guesses, per layer of a chunk
 
@@ -55,7 +55,8 @@ class Chances:
         """Take in one layer's routes, int64 [T, K] on the host."""
         num_tokens, size = len(ids_TK), len(ids_TK).bit_length()
         expected = self._expected(layer, num_tokens).sum()
-        spread = self._spread[size] * (num_distinct / max(expected, 1e-9)) ** CORRECTION
+        error = num_distinct / max(expected, 1e-9) - 1
+        spread = self._spread[size] * (1 + CORRECTION * error)
         self._spread[size] = min(max(spread, LEAST_SPREAD), MOST_SPREAD)
         count_E = np.bincount(ids_TK.numpy().ravel(), minlength=self._space.num_experts)
         if (guess := self._guesses.pop(layer, None)) is not None:

@@ -1,14 +1,14 @@
 """auto: no threshold. Measured costs say what is worth fetching before the router speaks.
 
 Of a layer's missing experts, in the order of the chance that the chunk is routed to them, the first
-n are streamed while the link would be idle anyway, and the rest is fetched when the router has
-spoken. A layer then takes
+n are streamed before, mostly while the link would be idle anyway; of the others those that it is
+routed to are fetched when the router has spoken. A layer then takes
 
     max(idle, n * t) + t * sum of the chances of the others
 
-where t is the time of one expert over the link. Without waiting for the router it takes the time of
-all missing experts, or of the compute behind which they are copied. The lesser way is taken, layer
-by layer; residents are read in place in both.
+where t is the time of one expert over the link; n is chosen for the least. Without waiting for the
+router a layer takes the time of all its missing experts, or of the compute behind which they are
+copied. The lesser way is taken, layer by layer; residents are read in place in both.
 """
 
 from __future__ import annotations
@@ -61,13 +61,14 @@ class Auto(PrefillMode):
         assert view.chances is not None, "auto is told the chances"
         missing = ~view.resident
         costs = view.costs or NOTHING_KNOWN
-        chances = torch.where(missing, view.chances, 0.0)
-        sorted_chances, order = chances.sort(descending=True, stable=True)
         num_missing = int(missing.sum())
-        num_ahead = min(int(costs.idle_s / costs.expert_s), num_missing)
-        num_ahead = min(num_ahead, int((sorted_chances >= LEAST_CHANCE).sum()))
-        later = float(sorted_chances[num_ahead:].sum()) * costs.expert_s
-        wait_s = max(costs.idle_s, num_ahead * costs.expert_s) + later
+        chances, order = torch.where(missing, view.chances, 0.0).sort(descending=True, stable=True)
+        num_worth = int((chances >= LEAST_CHANCE).sum())
+        ahead_s = costs.expert_s * torch.arange(num_worth + 1, dtype=torch.float64)
+        later = chances.sum() - torch.cat([chances.new_zeros(1), chances[:num_worth].cumsum(0)])
+        ways_s = ahead_s.clamp(min=costs.idle_s) + costs.expert_s * later
+        num_ahead = int(ways_s.argmin())
+        wait_s = float(ways_s[num_ahead])
         stream_s = max(costs.idle_s, num_missing * costs.expert_s)
         expected_s = {} if view.costs is None else {STREAM: stream_s, WAIT: wait_s}
         num_experts = len(missing)

@@ -74,7 +74,9 @@ def test_demand_waits_for_the_router_up_to_its_limit(view):
 
 @given(view=views)
 def test_whole_layers_never_wait_and_differ_in_where_residents_are_read(view):
-    plans = {name: MODES[name].ahead(view).plan for name in ("always_stream", "hit_d2d", "in_place")}
+    plans = {
+        name: MODES[name].ahead(view).plan for name in ("always_stream", "hit_d2d", "in_place")
+    }
     assert plans["always_stream"].stream.all()
     for name, way in (("hit_d2d", "copy"), ("in_place", "in_place")):
         assert torch.equal(getattr(plans[name], way), view.resident)
