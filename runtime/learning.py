@@ -61,14 +61,21 @@ class Learning:
     """Serves one executor. router: None where guesses are worth nothing."""
 
     def __init__(
-        self, space: IdSpace, mode: PrefillMode, router: Router | None, profile: Path | None
+        self,
+        space: IdSpace,
+        mode: PrefillMode,
+        router: Router | None = None,
+        profile: Path | None = None,
+        *,
+        copies_beside: bool = True,
     ) -> None:
+        """copies_beside: whether copies run beside the compute."""
         self._num_layers = space.num_layers
         self._router = router if mode.asks_router else None
         self._chances = Chances(space) if mode.learns else None
         self._profile = profile if mode.learns else None
         known = read_profile(self._profile) if self._profile is not None else None
-        self._costs = LinkCosts(known)
+        self._costs = LinkCosts(known, beside=copies_beside)
         self._saved = self._costs.as_dict()
         self._times: ChunkTimes | None = None
         self._cycle = 0.0

@@ -77,8 +77,11 @@ class ChunkTimes:
 class LinkCosts:
     """Running means over chunks; gaps by length of chunk, a power of two."""
 
-    def __init__(self, known: dict[str, Any] | None = None) -> None:
-        """known: what `as_dict` gave before."""
+    def __init__(self, known: dict[str, Any] | None = None, *, beside: bool = True) -> None:
+        """known: what `as_dict` gave before. beside: whether copies run beside the compute; where
+        they do not, no idle time of the link can be used.
+        """
+        self._beside = beside
         known = known or {}
         self._expert_s: float | None = known.get("expert_s")
         self._answer_s: float = known.get("answer_s", 0.0)
@@ -99,7 +102,8 @@ class LinkCosts:
             self._learn(self._waiting.popleft())
         if self._expert_s is None or not self._gap_s:
             return None
-        return Costs(self._expert_s, self._gap(num_tokens) + self._answer_s)
+        idle_s = self._gap(num_tokens) + self._answer_s
+        return Costs(self._expert_s, idle_s if self._beside else 0.0)
 
     def _learn(self, chunk: ChunkTimes) -> None:
         self._expert_s = _mean(self._expert_s, chunk.expert_s())

@@ -127,7 +127,9 @@ class OffloadRuntime:
                     shape, self.pool, banks, self.rows, self.counters, self.quotas, nodes
                 )
                 self.capturable, self.decode_is_fused = capturable, True
-        self._learning = Learning(space, policies.prefill, router, profile)
+        self._learning = Learning(
+            space, policies.prefill, router, profile, copies_beside=device.type == "cuda"
+        )
         self._prefill = PrefillExecutor(
             policies.prefill,
             self.pool,

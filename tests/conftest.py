@@ -1,6 +1,7 @@
 """Shared fixtures: tiny checkpoints as transformers writes them, and engines over them."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="residency-tests-")  # the user's stays as is
 if not torch.cuda.is_available():  # before anything imports triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -74,6 +74,11 @@ class Bench:
             totals = engine.generate(PROMPT, max_new_tokens=1).phases[0]
             return totals.bytes | {"lookups": totals.lookups}
 
+    def ahead(self, *overrides):
+        """Experts that prefill fetched ahead of routers."""
+        with tiny_engine(self.checkpoint, self.choice, "cache.slots=12", *overrides) as engine:
+            return engine.generate(PROMPT, max_new_tokens=1).phases[0].ahead
+
     def keys(self, *overrides):
         with tiny_engine(self.checkpoint, self.choice, "cache.slots=5", *overrides) as engine:
             engine.generate(PROMPT, max_new_tokens=8, ignore_eos=True)
@@ -146,6 +151,21 @@ def decoded(bench, *overrides):
 def doctored(step):
     """Both sides take a second for an expert."""
     return step._replace(fetch_s=step.fetched * 1.0, host_s=step.computed * 1.0)
+
+
+def most_ahead(bench):
+    """experts fetched ahead"""
+    one, many = (bench.ahead(f"prefill.most_ahead={n}") for n in (1, 4))
+    assert 0 < one < many
+
+
+def profile(bench):
+    """where measured costs are kept"""
+    file = bench.checkpoint.parent / "costs.json"
+    bench.plan(f"prefill.profile={file}")
+    assert not file.exists()  # nothing ran
+    bench.prefill(f"prefill.profile={file}")
+    assert file.exists()
 
 
 def cpu_layers(bench):
@@ -435,6 +455,8 @@ ROWS = {
     "prefill.ring": ring,
     "prefill.max_tokens": max_tokens,
     "prefill.otherwise": otherwise,
+    "prefill.most_ahead": most_ahead,
+    "prefill.profile": profile,
     "decode.cpu_layers": cpu_layers,
     "decode.max_fetch": max_fetch,
     "decode.max_host": max_host,

@@ -7,6 +7,7 @@ import torch
 from conftest import write_checkpoint
 
 from residency.conf import build_engine, compose
+from residency.conf.options import option_names
 from residency.policies.cache.lru import Lru
 
 pytestmark = [
@@ -17,7 +18,7 @@ pytestmark = [
 PROMPT = list(range(3, 60))
 SIZES = dict(hidden_size=128, head_dim=64, moe_intermediate_size=64)  # as the kernels want them
 CACHES = ("cache=lru", "cache=lrfu")
-MODES = ("prefill=always_stream", "prefill=hit_d2d", "prefill=demand")
+MODES = tuple(f"prefill={name}" for name in option_names("prefill"))
 SLOTS = (2, 7, "all")
 
 
