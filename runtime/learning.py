@@ -70,6 +70,7 @@ class Learning:
         copies_beside: bool = True,
     ) -> None:
         """copies_beside: whether copies run beside the compute."""
+        self.learns = mode.learns
         self._num_layers = space.num_layers
         self._router = router if mode.asks_router else None
         self._chances = Chances(space) if mode.learns else None

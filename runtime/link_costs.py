@@ -14,6 +14,7 @@ from typing import Any
 from residency.policies.prefill import Costs
 from residency.runtime.lanes import Mark
 
+LINK_IDLE_S = 5e-6  # between two copies, if the second was not there when the first ended
 NEW = 0.25  # weight of a new chunk in the running means
 
 
@@ -62,14 +63,14 @@ class ChunkTimes:
         return sum(gaps) / len(gaps) if gaps else None
 
     def answer_s(self) -> float | None:
-        """Mean time from a layer's routes to the first copy that waited for them, if the link was
-        idle by then: what the host takes to hear, plan and issue.
+        """Mean time from a layer's routes to the first copy that waited for them, where the link
+        was idle before it: what the host takes to hear and to issue.
         """
         found = []
         for times in self.layers:
             if times.first is None or times.first.begin is None or times.routes is None:
                 continue
-            if times.ahead is None or times.ahead.until(times.routes) >= 0:
+            if times.ahead is None or times.ahead.until(times.first.begin) > LINK_IDLE_S:
                 found.append(times.routes.until(times.first.begin))
         return sum(found) / len(found) if found else None
 

@@ -29,6 +29,8 @@ from residency.runtime.slots import SlotPool
 from residency.runtime.staging import Buffer, StagingRing
 from residency.runtime.transfers import Transfers
 
+AT_ONCE_BYTES = 64 << 20  # about a millisecond of the link, in which a layer is planned
+
 
 @dataclass(frozen=True)
 class Lot:
@@ -75,6 +77,8 @@ class PrefillExecutor:
         self._books = Books(counters, learning)
         self._maps = pool
         self._group_size = -(-pool.space.num_experts // mode.config.groups)
+        row_bytes = transfers.rows.shape[1]
+        self._at_once = min(self._group_size, max(1, AT_ONCE_BYTES // row_bytes))
         self._abandon()
 
     def begin(self, num_tokens: int, last_token: int, promoted: int) -> None:
@@ -176,12 +180,14 @@ class PrefillExecutor:
         layer = step.layer
         self._pending.clear()  # what is not on its way by now waits for the answer
         ids_TK = routes.value()
+        routed = self.views.mask(ids_TK)
+        if self._issued:
+            self._keep_routed(layer, routed)
+        self._start_at_once(layer, routed)
         landed = self._landed()
-        view = self.views.behind(ids_TK, list(landed))
-        plan = plan_rest(self.mode, view, ahead)
-        routed = view.routed
-        assert routed is not None, "the router has spoken"
-        self._keep_routed(layer, routed)
+        if not landed and not (routed & ~ahead.plan.in_place).any():
+            return  # all of it is read in place
+        plan = plan_rest(self.mode, self.views.behind(ids_TK, routed, list(landed)), ahead)
         if plan.copy.any():  # first: an admission may evict what they read
             self._pending.extend(self._staged(layer, Plan.of(len(routed), copy=plan.copy)))
             self._run(layer, work)
@@ -191,7 +197,20 @@ class PrefillExecutor:
         if plan.admit.any():
             read = ids_of(routed & (ahead.plan.in_place | plan.in_place))
             self._admit(step, work, read, ids_of(plan.admit), landed, before)
-        self._pending.extend(self._staged(layer, Plan.of(len(routed), stream=plan.stream)))
+        if plan.stream.any():
+            self._pending.extend(self._staged(layer, Plan.of(len(routed), stream=plan.stream)))
+
+    def _start_at_once(self, layer: int, routed: torch.Tensor) -> None:
+        """Let the link have something to do while the host plans: whatever the plan, routed experts
+        that are neither resident nor in staging cross it.
+        """
+        missing = routed & (self._maps.layer_slots(layer) < 0)
+        for lot in self._issued:
+            missing[lot.experts] = False
+        experts = ids_of(missing)[: self._at_once]
+        if experts and (buffer := self.ring.acquire()) is not None:
+            lot = self._issue(Pending(layer, experts, None), buffer, waited=True)
+            self._issued.append(lot)
 
     def _landed(self) -> dict[int, int]:
         """Rows of the experts in staging or on their way, all of the layer that waits."""
@@ -200,8 +219,6 @@ class PrefillExecutor:
 
     def _keep_routed(self, layer: int, routed: torch.Tensor) -> None:
         """Count what was fetched ahead, and leave out of it what the chunk is not routed to."""
-        if not self._issued:
-            return
         in_time = sum(len(lot.experts) for lot in self._issued if lot.ready.passed())
         num_ahead = sum(len(lot.experts) for lot in self._issued)
         lots, self._issued = self._issued, deque()
@@ -271,7 +288,8 @@ class PrefillExecutor:
         for start in range(0, len(experts), self._group_size):
             yield experts[start : start + self._group_size]
 
-    def _issue(self, lot: Pending, buffer: Buffer) -> Lot:
+    def _issue(self, lot: Pending, buffer: Buffer, *, waited: bool = False) -> Lot:
+        """waited: for the layer's router."""
         rows = list(buffer.rows(len(lot.experts)))
         after = (self._start, buffer.free)
         if lot.slots is not None:
@@ -280,7 +298,7 @@ class PrefillExecutor:
             ready = self.transfers.fetch(
                 lot.layer, Phase.PREFILL, Source.STREAM, lot.experts, rows, *after
             )
-            self.learning.copied(lot.layer, len(lot.experts), ready, waited=False)
+            self.learning.copied(lot.layer, len(lot.experts), ready, waited=waited)
         return Lot(lot.layer, lot.experts, rows, ready, buffer)
 
     def _run(self, layer: int, work: PartialSum) -> None:

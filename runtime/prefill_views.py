@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from residency.policies.prefill import LayerView
@@ -50,19 +51,22 @@ class Views:
             guessed=guessed,
             num_layers=self._maps.space.num_layers,
             num_slots=self._maps.num_slots,
-            num_empty=self._maps.num_empty,
+            num_empty=self._maps.num_empty if self._learning.learns else 0,
         )
         self._view = self._learning.told(self._view)
         return self._view
 
-    def behind(self, ids_TK: torch.Tensor, landed: Sequence[int]) -> LayerView:
-        """Of the same layer once its routes are known, int64 [T, K] on the host."""
+    def behind(
+        self, ids_TK: torch.Tensor, routed: torch.Tensor, landed: Sequence[int]
+    ) -> LayerView:
+        """Of the same layer once its routes are known, int64 [T, K] on the host, and as a mask."""
         assert self._view is not None, "a layer is planned before its router has spoken"
         welcome = self._view.welcome
         if self._promoted < len(ids_TK):
-            welcome = welcome & self._mask(ids_TK[len(ids_TK) - self._promoted :])
-        on_the_way = self._mask(torch.tensor(landed, dtype=torch.int64))
-        return replace(self._view, routed=self._mask(ids_TK), landed=on_the_way, welcome=welcome)
+            welcome = welcome & self.mask(ids_TK[len(ids_TK) - self._promoted :])
+        on_the_way = torch.zeros_like(routed)
+        on_the_way[landed] = True
+        return replace(self._view, routed=routed, landed=on_the_way, welcome=welcome)
 
     def _welcome(self, layer: int) -> torch.Tensor:
         num_experts = self._maps.space.num_experts
@@ -76,7 +80,8 @@ class Views:
             welcome &= admitted
         return welcome
 
-    def _mask(self, ids: torch.Tensor) -> torch.Tensor:
-        mask = torch.zeros(self._maps.space.num_experts, dtype=torch.bool)
-        mask[ids.flatten()] = True
-        return mask
+    def mask(self, ids: torch.Tensor) -> torch.Tensor:
+        """bool [E] of ids on the host."""
+        mask = np.zeros(self._maps.space.num_experts, dtype=bool)
+        mask[ids.numpy().ravel()] = True
+        return torch.from_numpy(mask)

@@ -48,7 +48,8 @@ class LayerView:
     cycle: experts that the chunk is expected to be routed to in all layers together; 0 unless the
         mode `learns`.
     num_layers: MoE layers of the model.
-    num_slots, num_empty: of the whole pool, and how many of them are empty.
+    num_slots: of the whole pool.
+    num_empty: of them; 0 unless the mode `learns`.
     costs: None until they have been measured, or unless the mode `learns`.
     """
 

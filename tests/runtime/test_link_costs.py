@@ -45,8 +45,9 @@ def test_an_answer_behind_copies_that_still_ran_tells_nothing():
     ahead, first = copy(0, 6), copy(6, 8)
     layers = [LayerTimes(Mark(at=5.0), ahead, first, first)]
     assert ChunkTimes(8, layers).answer_s() is None
-    layers = [LayerTimes(Mark(at=7.0), ahead, copy(7.5, 9), copy(7.5, 9))]
-    assert ChunkTimes(8, layers).answer_s() == 0.5
+    for routes in (5.0, 7.0):  # the link was idle before the first copy, from 6.0 on
+        layers = [LayerTimes(Mark(at=routes), ahead, copy(7.5, 9), copy(7.5, 9))]
+        assert ChunkTimes(8, layers).answer_s() == 7.5 - routes
 
 
 def test_lengths_between_those_measured_lie_on_a_line():
