@@ -50,8 +50,8 @@ class Lrfu(CachePolicy):
     """Key = (S, token of the last reference), packed; ties go to the lowest id.
 
     A reference sets S above max(S, decay * t + log2(weight)), by one unit in the last place at
-    least: at weight 1, with decay 0 the order is that of reference counts, with decay 1 a later last
-    reference never ranks lower. History is kept for experts that were evicted.
+    least: where all weigh alike, with decay 0 the order is that of reference counts, with decay 1 a
+    later last reference never ranks lower. History is kept for experts that were evicted.
     """
 
     @dataclass(frozen=True, kw_only=True, slots=True)

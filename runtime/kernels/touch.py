@@ -1,7 +1,7 @@
 """Fused touches of built-in cache policies: one launch for what their tensor form does in many.
 
-Each equals the policy's `touch` bit for bit, in either phase. A policy without an entry here runs its tensor form,
-captured or not.
+Each equals the policy's `touch` bit for bit, in either phase. A policy without an entry here runs
+its tensor form, captured or not.
 """
 
 from __future__ import annotations
