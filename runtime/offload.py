@@ -142,7 +142,7 @@ class OffloadRuntime:
         with self.recorded(phase, num_tokens):
             try:
                 if phase is Phase.PREFILL:
-                    self._prefill.begin(num_tokens)
+                    self._prefill.begin(num_tokens, behind)
                 yield
                 if phase is Phase.PREFILL:
                     self._prefill.end()

@@ -77,9 +77,10 @@ class PrefillExecutor:
         self._issued: deque[tuple[int, Lot]] = deque()
         self._books: Callable[[], None] | None = None
 
-    def begin(self, num_tokens: int) -> None:
+    def begin(self, num_tokens: int, behind: int = 0) -> None:
         """Start a chunk: copies that need not wait for a router begin now."""
         self._num_tokens = num_tokens
+        self._skipped = num_tokens - self.pool.policy.promoted(num_tokens, behind)
         self._token: torch.Tensor | None = None  # read once a chunk
         self._waits = self.mode.waits_for_router(num_tokens)
         self._start = self.transfers.lanes.mark()
@@ -116,6 +117,7 @@ class PrefillExecutor:
         step = replace(step, token=self._token)
         unique = self._maps.distinct(ids, step.layer)
         resident = self._maps.slot_of[unique] >= 0
+        self._counted = self._maps.distinct(ids[self._skipped * call.ids_TK.shape[1] :], step.layer)
         if self._waits:
             self._plan_now(step, unique, work)
         self._run(step, work)
@@ -137,7 +139,8 @@ class PrefillExecutor:
 
     def _record(self, step: Step, unique: torch.Tensor, resident: torch.Tensor) -> None:
         self._count_lookups(step, unique, resident)
-        self._maps.touch(unique, step)
+        if len(self._counted):
+            self._maps.touch(self._counted, step)
 
     def _count_lookups(self, step: Step, unique: torch.Tensor, resident: torch.Tensor) -> None:
         real = unique != self.pool.space.sink
@@ -183,6 +186,8 @@ class PrefillExecutor:
         routed[unique - first] = True
         slots_E = self._maps.layer_slots(step.layer).clone()
         plan = self._checked(self._view(step.layer, slots_E, routed))
+        late = torch.isin(torch.arange(first, first + space.num_experts), self._counted)
+        plan = replace(plan, admit=plan.admit & late, stream=plan.stream | plan.admit & ~late)
         if not plan.admit.any():
             self._stage(step.layer, plan, slots_E)
             return
