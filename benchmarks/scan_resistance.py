@@ -8,7 +8,8 @@ Two texts, A and B, each a sequence of its own over one pool:
     B: a prompt of 8,192 tokens in chunks of 512
     B: 64 tokens decoded: "after"; and from the slots that the prompt left, A's next 64: "return"
 
-Each is told for the first 8 tokens as well. "reference" is "after" where the prompt went by unnoticed: always_stream, prefill_tokens=0.
+Each is told for the first 8 tokens as well. "reference" is "after" where the prompt went by
+unnoticed: always_stream, prefill_tokens=0.
 
 Routes are written down first and then led through the executors with their slots, copies and
 counters, but without the arithmetic, on the CPU: counts depend on routes alone, and are the same on
