@@ -97,7 +97,7 @@ weighted_histories = st.lists(
 @pytest.mark.parametrize("start", [1, LATE])
 @pytest.mark.parametrize("decay", [Fraction(0), Fraction(1, 10), Fraction(1, 2)])
 @given(history=weighted_histories, weight=st.fractions(Fraction(1, 10**6), 1))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_order_is_that_of_the_exact_crf_with_weights(history, weight, decay, start):
     """Against the weighted sum itself, in 60 digits."""
     policy, token = made(float(decay), float(weight)), start
@@ -118,7 +118,7 @@ def test_order_is_that_of_the_exact_crf_with_weights(history, weight, decay, sta
 
 
 @given(history=weighted_histories, decay=st.floats(0, 1, allow_nan=False))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 def test_at_weight_1_a_reference_is_one_in_either_phase(history, decay):
     mixed, decoded, token = made(decay), made(decay), LATE
     for phase, gap, ids in history:
@@ -153,7 +153,7 @@ def test_an_expert_referenced_in_prefill_ranks_above_one_never_referenced(decay,
     decay=st.sampled_from([0.0, 0.1, 0.5]),
     history=weighted_histories,
 )
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 def test_rebasing_keeps_the_order_of_weighted_references(weight, decay, history):
     policy, token = made(decay, weight), 1000
     for phase, gap, ids in history:

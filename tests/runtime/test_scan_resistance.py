@@ -15,9 +15,7 @@ MODES = {
     "hit_d2d": ("prefill=hit_d2d", "prefill.chunk_tokens=8"),
 }
 CACHES = [
-    ("cache=lrfu",),
     ("cache=lru", "cache.prefill_tokens=0"),
-    ("cache=lrfu", "cache.prefill_tokens=3"),
     ("cache=lrfu", "cache.prefill_tokens=11", "cache.prefill_weight=0.1"),
 ]
 
@@ -43,8 +41,9 @@ def test_logits_are_those_of_all_experts_resident(checkpoint, resident, mode, ca
         engine.runtime.check()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("cache", ["lru", "lrfu"])
+@pytest.mark.parametrize(
+    ("mode", "cache"), [*((mode, "lrfu") for mode in MODES), ("demand", "lru")]
+)
 def test_a_prompt_of_which_nothing_counts_leaves_slots_and_history_alone(checkpoint, mode, cache):
     few = (f"cache={cache}", "cache.slots=7", "cache.prefill_tokens=0", *MODES[mode])
     with tiny_engine(checkpoint, *few) as engine:
