@@ -48,9 +48,9 @@ class Batch:
         """The next chunk is the first of a prompt."""
         self.sequence.restart()
 
-    def prefill(self, ids_1T: torch.Tensor) -> torch.Tensor:
+    def prefill(self, ids_1T: torch.Tensor, behind: int = 0) -> torch.Tensor:
         """Logits [V] behind the last of T tokens, int64 [1, T]."""
-        return self.sequence.prefill(ids_1T)
+        return self.sequence.prefill(ids_1T, behind)
 
     def join(self) -> None:
         """The sequence that was prefilled takes the next row."""

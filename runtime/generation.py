@@ -84,8 +84,10 @@ class Generation:
         start = time.perf_counter()
         self.rows.restart()
         ids_1T = torch.tensor([prompt], device=self.rows.runtime.lanes.device)
+        behind = len(prompt)
         for chunk in ids_1T.split(self.chunk_tokens, dim=1):
-            logits_V = self.rows.prefill(chunk)
+            behind -= chunk.shape[1]
+            logits_V = self.rows.prefill(chunk, behind)
         (token,) = self._chosen(logits_V[None], [index])
         self.prefill_s += time.perf_counter() - start
         self.continuations[index].ttft_s = self.prefill_s

@@ -106,6 +106,7 @@ class OffloadRuntime:
         self.clock = torch.full((), -1, dtype=torch.int64, device=device)
         self._tokens_seen = 0
         self.position = 0  # tokens of the sequence in flight that were seen before this step
+        self.tokens_behind = 0  # tokens of the prompt in flight that come after this chunk
         self._phase: Phase | None = None
         transfers = Transfers(banks, self.rows, self.lanes, self.counters)
         ring = StagingRing(plan.num_slots, plan.ring, plan.group_size, self.lanes)
@@ -142,13 +143,18 @@ class OffloadRuntime:
         )
 
     @contextmanager
-    def step(self, phase: Phase, num_tokens: int) -> Iterator[None]:
-        """One pass of the model over a chunk of a prompt, or over one token."""
+    def step(self, phase: Phase, num_tokens: int, behind: int = 0) -> Iterator[None]:
+        """One pass of the model over a chunk of a prompt, or over one token.
+
+        behind: tokens of the prompt that come after the chunk.
+        """
+        self.tokens_behind = behind
         self.prepare(phase, num_tokens)
         with self.recorded(phase, num_tokens):
             try:
                 if phase is Phase.PREFILL:
-                    self._prefill.begin(num_tokens, self._tokens_seen - 1, num_tokens)
+                    promoted = self.policies.cache.promoted(num_tokens, behind)
+                    self._prefill.begin(num_tokens, self._tokens_seen - 1, promoted)
                 yield
                 if phase is Phase.PREFILL:
                     self._prefill.end()

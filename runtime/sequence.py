@@ -33,8 +33,11 @@ class Rows(Protocol):
     def restart(self) -> None:
         """The next chunk is the first of a prompt."""
 
-    def prefill(self, ids_1T: torch.Tensor) -> torch.Tensor:
-        """Logits [V] behind the last of T tokens, int64 [1, T]."""
+    def prefill(self, ids_1T: torch.Tensor, behind: int = 0) -> torch.Tensor:
+        """Logits [V] behind the last of T tokens, int64 [1, T].
+
+        behind: tokens of the prompt that come after these.
+        """
 
     def join(self) -> None:
         """The sequence that was prefilled takes the next row."""
@@ -114,9 +117,9 @@ class Sequence:
         self.cache.reset()
         self.runtime.position = 0
 
-    def prefill(self, ids_1T: torch.Tensor) -> torch.Tensor:
+    def prefill(self, ids_1T: torch.Tensor, behind: int = 0) -> torch.Tensor:
         """Logits [V] behind the last of T tokens, int64 [1, T]."""
-        with self.runtime.step(Phase.PREFILL, ids_1T.shape[1]):
+        with self.runtime.step(Phase.PREFILL, ids_1T.shape[1], behind):
             return self._forward(ids_1T)[0]
 
     def join(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +12,7 @@ from residency.policies.step import IdSpace, Phase, Step
 
 SPACE = IdSpace(num_layers=3, num_experts=16, top_k=4)
 NUM_TOKENS = 40
+CHUNK_TOKENS = 10
 
 
 class CachePolicyContract:
@@ -19,8 +21,8 @@ class CachePolicyContract:
     policy: ClassVar[type[CachePolicy]]
     params: ClassVar[dict[str, Any]] = {}
 
-    def make(self, device: str = "cpu") -> CachePolicy:
-        policy = self.policy(self.policy.Config(**self.params))
+    def make(self, device: str = "cpu", **params: Any) -> CachePolicy:
+        policy = self.policy(self.policy.Config(**(self.params | params)))
         policy.allocate(SPACE, torch.device(device))
         return policy
 
@@ -39,10 +41,53 @@ class CachePolicyContract:
                 policy.admits(ids, step)
                 policy.touch(ids, step)
 
+    def prefill(self, policy: CachePolicy, first_token: int = 1) -> None:
+        """Touch as a prefill would: chunks of a prompt, of each the experts of what is promoted."""
+        generator = torch.Generator().manual_seed(0)
+        for chunk in range(NUM_TOKENS // CHUNK_TOKENS):
+            behind = NUM_TOKENS - (chunk + 1) * CHUNK_TOKENS
+            count = policy.promoted(CHUNK_TOKENS, behind)
+            for layer in range(SPACE.num_layers):
+                token = torch.tensor(first_token + (chunk + 1) * CHUNK_TOKENS - 1)
+                step = Step(token, layer, Phase.PREFILL)
+                if layer == 0:
+                    policy.refresh(step)
+                scores = torch.rand(CHUNK_TOKENS, SPACE.num_experts, generator=generator)
+                experts = scores.topk(SPACE.top_k).indices[CHUNK_TOKENS - count :].unique()
+                if count:
+                    policy.admits(experts + layer * SPACE.num_experts, step)
+                    policy.touch(experts + layer * SPACE.num_experts, step)
+
+    def test_of_a_chunk_only_tokens_of_its_own_are_promoted(self) -> None:
+        for params in self._by_prefill_tokens("all", 0, 7, 10 * NUM_TOKENS):
+            policy = self.make(**params)
+            for size in (1, CHUNK_TOKENS, NUM_TOKENS):
+                for behind in (0, 3, NUM_TOKENS):
+                    assert 0 <= policy.promoted(size, behind) <= size
+
+    def test_an_unpromoted_prompt_leaves_the_state_as_it_was(self) -> None:
+        """But for what time alone does to it."""
+        for params in self._by_prefill_tokens(0):
+            policy, other = self.make(**params), self.make(**params)
+            for one in (policy, other):
+                self.run(one)
+            self.prefill(policy, first_token=NUM_TOKENS + 1)
+            token = torch.tensor(2 * NUM_TOKENS)
+            other.refresh(Step(token, 0, Phase.PREFILL))
+            for name, tensor in _known(policy).items():
+                assert torch.equal(tensor, _known(other)[name]), f"a prompt changed {name}"
+
+    def _by_prefill_tokens(self, *values: int | str) -> list[dict[str, Any]]:
+        """Params with each value of the key, where the policy has it."""
+        if "prefill_tokens" not in {field.name for field in fields(self.policy.Config)}:
+            return [{}]
+        return [{"prefill_tokens": value} for value in values]
+
     def test_two_equal_runs_leave_equal_state(self) -> None:
         first, second = self.make(), self.make()
-        self.run(first)
-        self.run(second)
+        for one in (first, second):
+            self.run(one)
+            self.prefill(one, first_token=NUM_TOKENS + 1)
         for name, tensor in _known(first).items():
             assert torch.equal(tensor, _known(second)[name]), f"{name} differs between equal runs"
 
@@ -58,11 +103,12 @@ class CachePolicyContract:
     def test_no_step_needs_the_host(self) -> None:
         """Meta tensors have no values: whatever reads one on the host raises here."""
         policy = self.make("meta")
-        step = Step(torch.empty((), dtype=torch.int64, device="meta"), 1, Phase.DECODE)
         ids = torch.empty(SPACE.top_k, dtype=torch.int64, device="meta")
-        policy.refresh(step)
-        policy.admits(ids, step)
-        policy.touch(ids, step)
+        for phase in Phase:
+            step = Step(torch.empty((), dtype=torch.int64, device="meta"), 1, phase)
+            policy.refresh(step)
+            policy.admits(ids, step)
+            policy.touch(ids, step)
 
     def test_keys_are_int64_for_every_id_and_the_sink(self) -> None:
         policy = self.make()

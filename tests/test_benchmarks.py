@@ -130,3 +130,19 @@ def test_guesses_of_no_meaning_are_refused(overrides, words, router_guess, tmp_p
         router_guess.main()
     assert_one_line(str(refused.value), *words)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_scan_that_counts_for_nothing_is_the_same_in_every_mode():
+    """Rates of a small course, through the executors."""
+    scan = script(BENCHMARKS / "scan_resistance.py")
+    small = {"PROMPT_A": 9, "WARM": 8, "COUNTED": 12, "PROMPT_B": 40, "SIZE_A": 41, "SIZE_B": 52}
+    vars(scan).update(small, CHUNK=16, CACHES={"lrfu": [{"prefill_tokens": 0}]})
+    vars(scan).update(MODES={name: ("prefill.chunk_tokens=16",) for name in scan.MODES})
+    space = scan.IdSpace(2, 16, 2)
+    routes = scan.skewed(space, 0).table_NLK.long()
+    case = scan.Case("small", space, routes[:41], routes[41:93])
+    stream, demand = scan.measured(case, ["device=cpu", "cache.slots=25%"])
+    rates = [f"{name}{few}" for name in ("before", "after", "return") for few in ("", "_8")]
+    assert [stream[name] for name in rates] == [demand[name] for name in rates]
+    assert 0 < stream["after"] < 1
+    assert scan.table([stream, demand]).count("\n") == 2

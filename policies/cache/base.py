@@ -18,6 +18,8 @@ import torch
 from residency.policies.base import Capability, Conflict, Need, Part
 from residency.policies.step import IdSpace, Step
 
+ALL = "all"
+
 NEEDS_SLOT_DECODE = Need(
     Capability.DECODES_FROM_SLOTS,
     because="it ranks the experts in the slots, and this decode target never fills or reads them",
@@ -30,9 +32,13 @@ class CachePolicy(Part, ABC):
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
-        """slots: experts the device holds, a number, a share of all experts ("25%"), or "all"."""
+        """slots: experts the device holds, a number, a share of all experts ("25%"), or "all".
+        prefill_tokens: how many of a prompt's last tokens are references, a number or "all"; the
+            experts of earlier ones leave slots and history as they are.
+        """
 
         slots: int | str = "25%"
+        prefill_tokens: int | str = ALL
 
     group: ClassVar[str] = "cache"
     provides: ClassVar[frozenset[str]] = frozenset({Capability.RETAINS})
@@ -46,6 +52,11 @@ class CachePolicy(Part, ABC):
             self.num_slots(IdSpace(1, 1, 1))
         except ValueError as error:
             yield Conflict((f"cache.slots={self.config.slots}",), str(error), 'cache.slots="25%"')
+        try:
+            self.promoted(1, 0)
+        except ValueError as error:
+            key = f"cache.prefill_tokens={self.config.prefill_tokens}"
+            yield Conflict((key,), str(error), f"cache.prefill_tokens={ALL}")
 
     def num_slots(self, space: IdSpace) -> int:
         """The number of slots that `config.slots` asks for. Raises ValueError if it asks nothing.
@@ -53,13 +64,26 @@ class CachePolicy(Part, ABC):
         A number above the number of experts is taken as it is; the runtime refuses it.
         """
         asked = str(self.config.slots).strip()
-        if asked == "all":
+        if asked == ALL:
             return space.num_ids
         if asked.endswith("%") and _is_number(asked[:-1]) and 0 < float(asked[:-1]) <= 100:
             return max(1, round(space.num_ids * float(asked[:-1]) / 100))
         if asked.isdecimal() and int(asked) > 0:
             return int(asked)
         raise ValueError('it must be a number of experts above 0, a share like "25%", or "all"')
+
+    def promoted(self, num_tokens: int, behind: int) -> int:
+        """How many of a chunk's tokens, counted from its end, are references: 0 to num_tokens.
+
+        behind: tokens of the prompt that come after the chunk. The experts of the others are
+        neither admitted nor touched. Raises ValueError if `config.prefill_tokens` says nothing.
+        """
+        asked = str(self.config.prefill_tokens).strip()
+        if asked == ALL:
+            return num_tokens
+        if asked.isdecimal():
+            return min(max(int(asked) - behind, 0), num_tokens)
+        raise ValueError(f"it must be a number of tokens from 0 up, or {ALL}")
 
     def allocate(self, space: IdSpace, device: torch.device) -> None:
         """Create the state for `space` on `device`, as if nothing had ever been touched.
@@ -74,7 +98,8 @@ class CachePolicy(Part, ABC):
         """Record a reference to `ids`: update `keys` and own state in place.
 
         ids: int64 [N] global ids, distinct apart from padding by the sink id. Called once for each
-        step that routes to them, after admission, for hits and misses alike.
+        step that routes to them, after admission, for hits and misses alike; in prefill with the
+        experts of the chunk's promoted tokens, and not at all where it has none.
         """
 
     def refresh(self, step: Step) -> None:

@@ -12,6 +12,11 @@ S(b) = log2(sum 2^(decay * t_i)), and only referenced blocks change:
 
 The first is the second's limit for an S far below, so one rule serves both.
 
+A reference may weigh less than 1: with weight w it adds w * 2^(decay * t), so decay * t gives way
+to decay * t + log2(w). Here references made in prefill have a weight w of their own. All S are
+kept larger by -log2(w), which changes no order: prefill adds 2^(decay * t), decode
+2^(decay * t - log2(w)), no S is negative and so none is below that of an expert never referenced.
+
 Floating logarithms differ between vector, scalar and GPU code, and fp64 loses the order at large t.
 Here S is a fixed-point integer, updated by integer operations alone: the same bits everywhere.
 """
@@ -22,7 +27,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from decimal import Decimal, localcontext
+from decimal import ROUND_HALF_EVEN, Decimal, localcontext
 from functools import lru_cache
 from typing import ClassVar, TypeVar
 
@@ -30,7 +35,7 @@ import torch
 
 from residency.policies.base import Conflict
 from residency.policies.cache.base import CachePolicy
-from residency.policies.step import IdSpace, Step
+from residency.policies.step import IdSpace, Phase, Step
 
 TOKEN_BITS = 24  # of a key's 63 bits, for the time of the last reference, which breaks ties
 DECAY_BITS = 32  # binary places kept of the decay
@@ -44,16 +49,19 @@ Time = TypeVar("Time", int, torch.Tensor)
 class Lrfu(CachePolicy):
     """Key = (S, token of the last reference), packed; ties go to the lowest id.
 
-    A reference sets S above max(S, decay * t), by one unit in the last place at least: with decay
-    0 the order is that of reference counts, with decay 1 a later last reference never ranks lower.
-    History is kept for experts that were evicted.
+    A reference sets S above max(S, decay * t + log2(weight)), by one unit in the last place at
+    least: where all weigh alike, with decay 0 the order is that of reference counts, with decay 1 a
+    later last reference never ranks lower. History is kept for experts that were evicted.
     """
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config(CachePolicy.Config):
-        """decay: how fast old references fade, per token; 0 counts (LFU), 1 is LRU."""
+        """decay: how fast old references fade, per token; 0 counts (LFU), 1 is LRU.
+        prefill_weight: of a reference made in prefill, above 0; one made in decode weighs 1.
+        """
 
         decay: float = 0.1
+        prefill_weight: float = 1.0
 
     config: Config
     horizon: ClassVar[int | None] = 1 << TOKEN_BITS
@@ -63,21 +71,32 @@ class Lrfu(CachePolicy):
         if not 0 <= self.config.decay <= 1:
             reason = "the decay is a number from 0 (LFU) to 1 (LRU)"
             yield Conflict((f"cache.decay={self.config.decay}",), reason, "cache.decay=0.1")
+        if not 0 < self.config.prefill_weight <= 1:
+            key = f"cache.prefill_weight={self.config.prefill_weight}"
+            reason = "the weight is a number above 0 and at most 1 (as much as in decode)"
+            yield Conflict((key,), reason, "cache.prefill_weight=1.0")
 
     def allocate(self, space: IdSpace, device: torch.device) -> None:
         super().allocate(space, device)
-        self.fraction_bits = _fraction_bits(self.config.decay)
+        self.fraction_bits = _fraction_bits(self.config.decay, self.config.prefill_weight)
         self.scaled_decay = round(self.config.decay * (1 << DECAY_BITS))
+        self._lead = _halvings(self.config.prefill_weight, self.fraction_bits)
         self._gain_table = _gain_table(self.fraction_bits)
         self._last_entry = len(self._gain_table) - 1
         self.gains = torch.tensor(self._gain_table, dtype=torch.int64, device=device)
         self.scores = torch.full_like(self.keys, NEVER)
 
     def touch(self, ids: torch.Tensor, step: Step) -> None:
-        now = self._scaled(step.token)
+        now = self._scaled(step.token) + self.lead(step.phase)
         scores = self._advance(self.scores[ids], now)
         self.scores[ids] = scores
         self.keys[ids] = (scores << TOKEN_BITS) | step.token
+
+    def lead(self, phase: Phase) -> int:
+        """What a reference of `phase` adds to decay * t, in fixed point: decode's are ahead of
+        prefill's by -log2(prefill_weight).
+        """
+        return self._lead if phase is Phase.DECODE else 0
 
     def rebase(self, tokens: int) -> None:
         token_mask = (1 << TOKEN_BITS) - 1
@@ -92,29 +111,40 @@ class Lrfu(CachePolicy):
         return (token * self.scaled_decay) >> (DECAY_BITS - self.fraction_bits)
 
     def _advance(self, scores: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
-        """S after a reference at decay * t = now; int64 [N]."""
+        """S after a reference at decay * t + lead = now; int64 [N]."""
         distance = (scores - now).abs()
         shift = self.fraction_bits - STEP_BITS
         gain, slope = self.gains[(distance >> shift).clamp_(max=self._last_entry)].unbind(1)
         fall = (slope * (distance & ((1 << shift) - 1))) >> shift
         return torch.maximum(scores, now) + gain - fall
 
-    def advance(self, score: int, token: int) -> int:
+    def advance(self, score: int, token: int, phase: Phase = Phase.DECODE) -> int:
         """The scalar form: S after a reference, given S before (NEVER: no reference yet)."""
-        now = self._scaled(token)
+        now = self._scaled(token) + self.lead(phase)
         distance = abs(score - now)
         shift = self.fraction_bits - STEP_BITS
         gain, slope = self._gain_table[min(distance >> shift, self._last_entry)]
         return max(score, now) + gain - ((slope * (distance & ((1 << shift) - 1))) >> shift)
 
 
-def _fraction_bits(decay: float) -> int:
+def _fraction_bits(decay: float, weight: float) -> int:
     """Binary places of S that leave room for its integer part and the last token in 63 bits.
 
-    The integer part reaches decay * horizon + log2(horizon).
+    The integer part reaches decay * horizon + log2(horizon) - log2(weight); the last is below 1,076
+    for any float, so that at least 14 places are left.
     """
-    integer_bits = (math.ceil(decay * (1 << TOKEN_BITS)) + TOKEN_BITS + 2).bit_length()
+    lead = _halvings(weight, 0) + 1 if weight < 1 else 0
+    highest = math.ceil(decay * (1 << TOKEN_BITS)) + TOKEN_BITS + 2 + lead
+    integer_bits = highest.bit_length()
     return min(MAX_FRACTION_BITS, 63 - TOKEN_BITS - integer_bits)
+
+
+def _halvings(weight: float, fraction_bits: int) -> int:
+    """-log2(weight) in fixed point, rounded; 0 for weight 1. The same on every machine."""
+    with localcontext() as context:
+        context.prec = 50
+        halvings = -Decimal(weight).ln() / Decimal(2).ln() * (1 << fraction_bits)
+        return int(halvings.to_integral_value(ROUND_HALF_EVEN))
 
 
 @lru_cache

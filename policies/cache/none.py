@@ -32,6 +32,9 @@ class NoCache(CachePolicy):
     def num_slots(self, space: IdSpace) -> int:
         return 0
 
+    def promoted(self, num_tokens: int, behind: int) -> int:
+        return 0
+
     def touch(self, ids: torch.Tensor, step: Step) -> None:
         """Remembers nothing."""
 

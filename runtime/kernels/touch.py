@@ -1,7 +1,7 @@
 """Fused touches of built-in cache policies: one launch for what their tensor form does in many.
 
-Each equals the policy's `touch` bit for bit. A policy without an entry here runs its tensor form,
-captured or not.
+Each equals the policy's `touch` bit for bit, in either phase. A policy without an entry here runs
+its tensor form, captured or not.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ def _lru_kernel(
     tl.store(keys_ptr + ids, key + tl.zeros((N_PAD,), tl.int64), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num"])
+@triton.jit(do_not_specialize=["num", "lead"])
 def _lrfu_kernel(
     unique_ptr: tl.tensor, keys_ptr: tl.tensor, scores_ptr: tl.tensor, gains_ptr: tl.tensor,
-    token_ptr: tl.tensor, num: tl.tensor, decay: tl.tensor, LAST_ENTRY: tl.constexpr,
-    FRACTION_BITS: tl.constexpr, DECAY_BITS: tl.constexpr, STEP_BITS: tl.constexpr,
-    TOKEN_BITS: tl.constexpr, N_PAD: tl.constexpr,
+    token_ptr: tl.tensor, num: tl.tensor, decay: tl.tensor, lead: tl.tensor,
+    LAST_ENTRY: tl.constexpr, FRACTION_BITS: tl.constexpr, DECAY_BITS: tl.constexpr,
+    STEP_BITS: tl.constexpr, TOKEN_BITS: tl.constexpr, N_PAD: tl.constexpr,
 ) -> None:  # fmt: skip
     lane = tl.arange(0, N_PAD)
     inside = lane < num
     ids = tl.load(unique_ptr + lane, mask=inside, other=0)
     score = tl.load(scores_ptr + ids, mask=inside, other=0)
     token = tl.load(token_ptr)
-    now = (token * decay) >> (DECAY_BITS - FRACTION_BITS)
+    now = ((token * decay) >> (DECAY_BITS - FRACTION_BITS)) + lead
     SHIFT: tl.constexpr = FRACTION_BITS - STEP_BITS
     distance = tl.where(score > now, score - now, now - score)
     entry = tl.minimum(distance >> SHIFT, LAST_ENTRY)
@@ -70,7 +70,7 @@ def _lrfu(policy: Lrfu) -> Touch:
     def touch(unique: Tensor, step: Step) -> None:
         _lrfu_kernel[(1,)](
             unique, policy.keys, policy.scores, policy.gains, step.token, unique.numel(),
-            policy.scaled_decay,
+            policy.scaled_decay, policy.lead(step.phase),
             LAST_ENTRY=len(policy.gains) - 1, FRACTION_BITS=policy.fraction_bits,
             DECAY_BITS=DECAY_BITS, STEP_BITS=STEP_BITS, TOKEN_BITS=TOKEN_BITS,
             N_PAD=_padded(unique), num_warps=1,

@@ -111,11 +111,17 @@ REFUSED = [
     (["prefill.otherwise=hit_d2b"], "always_stream, demand, hit_d2d", "did you mean hit_d2d?"),
     (["prefill.otherwise=demand"], "cannot name itself", "always_stream, hit_d2d"),
     # unknown keys, forced or not
-    (["cache.slot=3"], "cache=lrfu has no such key", "slots, decay", "did you mean slots?"),
+    (
+        ["cache.slot=3"],
+        "cache=lrfu has no such key",
+        "slots, prefill_tokens, decay",
+        "did you mean slots?",
+    ),
     (["+cache.slot=3"], "did you mean slots?"),
     (["++cache.slot=3"], "did you mean slots?"),
     (["cache=lru", "cache.decay=0.5"], "cache=lru has no such key", "slots"),
     (["cache=none", "cache.slots=3"], "it has no keys"),
+    (["cache=none", "cache.prefill_tokens=0"], "it has no keys"),
     (["experiment.slots=3"], "a preset has no keys", "nothing_stays"),
     # values
     (["cache.slots=1.5"], "cache.slots=1.5", "a whole number or text"),
@@ -125,6 +131,8 @@ REFUSED = [
     (["cache.slots=true"], "a whole number or text"),
     (["cache.slots=null"], "a whole number or text"),
     (["cache.decay=hello"], "cache.decay=hello", "a number"),
+    (["cache.prefill_tokens=1.5"], "cache.prefill_tokens=1.5", "a whole number or text"),
+    (["cache.prefill_weight=light"], "cache.prefill_weight=light", "a number"),
     (["prefill.groups=1.5"], "a whole number"),
     (["workload.ignore_eos=perhaps"], "true or false"),
     (["workload.stop_tokens=5"], "a list of whole numbers"),

@@ -103,6 +103,23 @@ def decay(bench):
     assert not torch.equal(bench.keys("cache.decay=0"), bench.keys("cache.decay=0.5"))
 
 
+def prefill_tokens(bench):
+    """the ranks of the experts, and what a prompt leaves in the slots"""
+    ranks = [bench.keys(f"cache.prefill_tokens={n}")[:-1].argsort() for n in ("all", 3)]
+    assert not torch.equal(*ranks)
+    few = (bench.choice, "cache.slots=12", "prefill=demand")
+    for last, resident in ((0, False), (1, True)):
+        with tiny_engine(bench.checkpoint, *few, f"cache.prefill_tokens={last}") as engine:
+            engine.generate(PROMPT, max_new_tokens=1)
+            assert bool((engine.runtime.pool.snapshot() >= 0).any()) is resident
+
+
+def prefill_weight(bench):
+    """the ranks of the experts"""
+    ranks = [bench.keys(f"cache.prefill_weight={w}")[:-1].argsort() for w in (1.0, 0.01)]
+    assert not torch.equal(*ranks)
+
+
 def chunk_tokens(bench):
     """lookups, of which each chunk has its own"""
     one, many = (bench.prefill(f"prefill.chunk_tokens={n}") for n in (20, 1))
@@ -449,7 +466,9 @@ ROWS = {
     "model.dtype": dtype,
     "model.context": context,
     "cache.slots": slots,
+    "cache.prefill_tokens": prefill_tokens,
     "cache.decay": decay,
+    "cache.prefill_weight": prefill_weight,
     "prefill.chunk_tokens": chunk_tokens,
     "prefill.groups": groups,
     "prefill.ring": ring,

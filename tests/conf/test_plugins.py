@@ -77,9 +77,9 @@ from residency.conf import compose
 
 calls = (["policies", "--json"], ["validate", "cache=mine", "cache.boost=2"])
 results = [CliRunner().invoke(app, args) for args in calls]
-cache = compose(["cache=mine", "cache.boost=3"]).policies.cache
+cache = compose(["cache=mine", "cache.boost=3", "cache.prefill_tokens=5"]).policies.cache
 told = [(result.exit_code, result.stdout) for result in results]
-print(json.dumps([*told, (type(cache).__module__, cache.config.boost)]))
+print(json.dumps([*told, (type(cache).__module__, cache.config.boost, cache.promoted(9, 0))]))
 """
 
 
@@ -88,9 +88,9 @@ def test_an_installed_policy_is_listed_valid_and_composed(site):
     options = {o["name"]: o for o in json.loads(listed[1]) if o["group"] == "cache"}
     assert set(options) == {"lrfu", "lru", "mine", "none"}
     assert options["mine"]["summary"] == "as lru, with a boost."
-    assert [p["key"] for p in options["mine"]["parameters"]] == ["slots", "boost"]
+    assert [p["key"] for p in options["mine"]["parameters"]] == ["slots", "prefill_tokens", "boost"]
     assert valid == [0, "valid: nothing conflicts\n"]
-    assert built == ["my_policies.mine", 3]
+    assert built == ["my_policies.mine", 3, 5], "a key of every policy, though not in its YAML"
 
 
 def test_a_plugin_that_is_gone_is_one_clear_line(site):

@@ -1,6 +1,7 @@
 """LRFU ranks as the paper defines: exact at both ends of the spectrum, and at large times."""
 
 import itertools
+from decimal import Decimal, localcontext
 from fractions import Fraction
 
 import pytest
@@ -13,6 +14,10 @@ from residency.policies.step import IdSpace, Phase, Step
 
 NUM_IDS = 8
 LATE = 10**7
+# What test_at_weight_1_the_bits_are_those_of_the_rule_without_weights says.
+FRACTION_BITS = 18
+SCORES = [262146067076, 262146129579, 262146051700, 262145436667]
+SCORES += [262145884557, 262145489096, 262145515310, 262145541524]
 
 # A history: for each token, the set of experts referenced. Gaps are tokens without a reference.
 histories = st.lists(
@@ -22,10 +27,15 @@ histories = st.lists(
 )
 
 
+def made(decay, weight=1.0):
+    policy = Lrfu(Lrfu.Config(decay=decay, prefill_weight=weight))
+    policy.allocate(IdSpace(1, NUM_IDS, 4), torch.device("cpu"))
+    return policy
+
+
 def ranked(decay, history, start=1):
     """Ids from first to last to be evicted, and the references of each: (order, {id: [token]})."""
-    policy = Lrfu(Lrfu.Config(decay=decay))
-    policy.allocate(IdSpace(1, NUM_IDS, 4), torch.device("cpu"))
+    policy = made(decay)
     references = {i: [] for i in range(NUM_IDS)}
     token = start
     for gap, ids in history:
@@ -72,20 +82,107 @@ def test_order_is_that_of_the_exact_crf_wherever_the_two_differ_at_all(history, 
         assert lower <= higher * (1 + 2e-4)
 
 
+# Of references in both phases: (phase, tokens since the last one, experts).
+weighted_histories = st.lists(
+    st.tuples(
+        st.sampled_from(Phase),
+        st.integers(0, 30),
+        st.sets(st.integers(0, NUM_IDS - 1), min_size=1, max_size=4),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize("start", [1, LATE])
+@pytest.mark.parametrize("decay", [Fraction(0), Fraction(1, 10), Fraction(1, 2)])
+@given(history=weighted_histories, weight=st.fractions(Fraction(1, 10**6), 1))
+@settings(deadline=None, max_examples=25)
+def test_order_is_that_of_the_exact_crf_with_weights(history, weight, decay, start):
+    """Against the weighted sum itself, in 60 digits."""
+    policy, token = made(float(decay), float(weight)), start
+    references = []
+    for phase, gap, ids in history:
+        token += gap
+        policy.touch(torch.tensor(sorted(ids)), Step(torch.tensor(token), 0, phase))
+        references += [(i, token, float(weight) if phase is Phase.PREFILL else 1.0) for i in ids]
+    crf = [Decimal(0)] * NUM_IDS
+    with localcontext() as context:
+        context.prec = 60
+        for i, at, share in references:
+            age = Decimal(token - at) * decay.numerator / decay.denominator
+            crf[i] += Decimal(share) * Decimal(2) ** -age
+    values = [crf[i] for i in policy.keys[:NUM_IDS].argsort(stable=True).tolist()]
+    for lower, higher in itertools.pairwise(values):
+        assert lower <= higher * Decimal(1 + 2e-4)
+
+
+@given(history=weighted_histories, decay=st.floats(0, 1, allow_nan=False))
+@settings(deadline=None, max_examples=25)
+def test_at_weight_1_a_reference_is_one_in_either_phase(history, decay):
+    mixed, decoded, token = made(decay), made(decay), LATE
+    for phase, gap, ids in history:
+        token += gap
+        for policy, seen in ((mixed, phase), (decoded, Phase.DECODE)):
+            policy.touch(torch.tensor(sorted(ids)), Step(torch.tensor(token), 0, seen))
+    assert torch.equal(mixed.keys, decoded.keys) and torch.equal(mixed.scores, decoded.scores)
+
+
+def test_at_weight_1_the_bits_are_those_of_the_rule_without_weights():
+    """Scores and keys of a decode written down before there were weights."""
+    policy = made(0.1)
+    for token in range(LATE, LATE + 50):
+        ids = torch.tensor(sorted({token % 3, token % 8, token * token % 7}))
+        policy.touch(ids, Step(torch.tensor(token), 0, Phase.DECODE))
+    assert policy.fraction_bits == FRACTION_BITS
+    assert policy.scores[:NUM_IDS].tolist() == SCORES
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.5, 1e-3, 5e-324])
+@pytest.mark.parametrize("decay", [0.0, 0.1, 1.0])
+def test_an_expert_referenced_in_prefill_ranks_above_one_never_referenced(decay, weight):
+    policy = made(decay, weight)
+    policy.touch(torch.tensor([0]), Step(torch.tensor(0), 0, Phase.PREFILL))
+    policy.touch(torch.tensor([1]), Step(torch.tensor(0), 0, Phase.DECODE))
+    never, prefilled, decoded = policy.keys[2], policy.keys[0], policy.keys[1]
+    assert never < prefilled and (weight == 1 or prefilled < decoded)
+
+
+@given(
+    weight=st.floats(1e-300, 1, exclude_min=True),
+    decay=st.sampled_from([0.0, 0.1, 0.5]),
+    history=weighted_histories,
+)
+@settings(deadline=None, max_examples=25)
+def test_rebasing_keeps_the_order_of_weighted_references(weight, decay, history):
+    policy, token = made(decay, weight), 1000
+    for phase, gap, ids in history:
+        token += gap
+        policy.touch(torch.tensor(sorted(ids)), Step(torch.tensor(token), 0, phase))
+    before = policy.keys[:NUM_IDS].argsort(stable=True)
+    policy.rebase(900)
+    assert torch.equal(policy.keys[:NUM_IDS].argsort(stable=True), before)
+
+
 @settings(deadline=None)
 @given(
     decay=st.floats(0, 1, allow_nan=False),
-    history=st.lists(st.tuples(st.integers(0, NUM_IDS - 1), st.integers(1, 300_000)), max_size=40),
+    weight=st.floats(0, 1, exclude_min=True),
+    history=st.lists(
+        st.tuples(
+            st.integers(0, NUM_IDS - 1), st.integers(1, 300_000), st.sampled_from(list(Phase))
+        ),
+        max_size=40,
+    ),
 )
-def test_vector_and_scalar_form_have_the_same_bits(decay, history):
-    policy = Lrfu(Lrfu.Config(decay=decay))
-    policy.allocate(IdSpace(1, NUM_IDS, 4), torch.device("cpu"))
+def test_vector_and_scalar_form_have_the_same_bits(decay, weight, history):
+    policy = made(decay, weight)
     scalar = [NEVER] * NUM_IDS
     token = 0
-    for i, gap in history:
+    for i, gap, phase in history:
         token += gap
-        policy.touch(torch.tensor([i]), Step(torch.tensor(token), 0, Phase.DECODE))
-        scalar[i] = policy.advance(scalar[i], token)
+        policy.touch(torch.tensor([i]), Step(torch.tensor(token), 0, phase))
+        scalar[i] = policy.advance(scalar[i], token, phase)
         assert policy.keys[i] == (scalar[i] << TOKEN_BITS) | token
     assert policy.scores[:NUM_IDS].tolist() == scalar
 
@@ -93,18 +190,17 @@ def test_vector_and_scalar_form_have_the_same_bits(decay, history):
 @given(decay=st.floats(0, 1, allow_nan=False), count=st.integers(2, 2000))
 @settings(deadline=None, max_examples=25)
 def test_every_reference_raises_the_score_even_of_an_expert_referenced_often(decay, count):
-    policy = Lrfu(Lrfu.Config(decay=decay))
-    policy.allocate(IdSpace(1, NUM_IDS, 4), torch.device("cpu"))
+    policy = made(decay)
     scores = [NEVER]
     for token in range(count):
         scores.append(policy.advance(scores[-1], LATE + token))
     assert all(a < b for a, b in itertools.pairwise(scores))
 
 
+@pytest.mark.parametrize("weight", [1.0, 0.3, 5e-324])
 @pytest.mark.parametrize("decay", [0.0, 1e-6, 0.001, 0.1, 0.5, 1.0])
-def test_keys_fit_63_bits_at_the_horizon(decay):
-    policy = Lrfu(Lrfu.Config(decay=decay))
-    policy.allocate(IdSpace(1, NUM_IDS, 4), torch.device("cpu"))
+def test_keys_fit_63_bits_at_the_horizon(decay, weight):
+    policy = made(decay, weight)
     score = NEVER
     for token in range(policy.horizon - 3000, policy.horizon):
         score = policy.advance(score, token)

@@ -12,13 +12,22 @@ from residency.runtime.kernels.touch import touch_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SPACE = IdSpace(2, 8, 4)
-POLICIES = [(Lru, {}), (Lrfu, {"decay": 0.1}), (Lrfu, {"decay": 0.0}), (Lrfu, {"decay": 1.0})]
+POLICIES = [
+    (Lru, {}),
+    (Lrfu, {"decay": 0.1}),
+    (Lrfu, {"decay": 0.0, "prefill_weight": 0.3}),
+    (Lrfu, {"decay": 1.0, "prefill_weight": 1e-300}),
+]
 
 
 @pytest.mark.parametrize(("policy", "params"), POLICIES)
 @given(
     steps=st.lists(
-        st.tuples(st.integers(1, 200_000), st.sets(st.integers(0, 7), min_size=1, max_size=4)),
+        st.tuples(
+            st.integers(1, 200_000),
+            st.sets(st.integers(0, 7), min_size=1, max_size=4),
+            st.sampled_from(list(Phase)),
+        ),
         min_size=1,
         max_size=8,
     )
@@ -30,11 +39,11 @@ def test_equal_to_the_tensor_form(policy, params, steps):
         made.allocate(SPACE, DEVICE)
     touch, token = touch_of(fused), 0
     assert touch != fused.touch
-    for gap, experts in steps:
+    for gap, experts, phase in steps:
         token += gap
         ids = [8 + e for e in sorted(experts)]
         unique = torch.tensor(ids + [SPACE.sink] * (4 - len(ids)), device=DEVICE)
-        step = Step(torch.tensor(token, device=DEVICE), 1, Phase.DECODE)
+        step = Step(torch.tensor(token, device=DEVICE), 1, phase)
         plain.touch(unique, step)
         touch(unique, step)
         for name, tensor in plain.state().items():
