@@ -16,8 +16,9 @@ from residency.runtime.architecture import Architecture
 from residency.runtime.batch import Batch
 from residency.runtime.batch_cache import check_batched
 from residency.runtime.environment import environment
-from residency.runtime.generation import Generation, TextStream
+from residency.runtime.generation import Generation, TextStream, eos_of
 from residency.runtime.hooks import add_experts, attach, detach
+from residency.runtime.kept import Kept, check_continued
 from residency.runtime.loaded import Loaded
 from residency.runtime.loading import Progress
 from residency.runtime.memory import MemoryPlan, plan_memory
@@ -59,7 +60,6 @@ class Engine:
         allow_pageable: run with banks that could not be pinned, more slowly and without kernels.
         notes: lines the report repeats, e.g. which device an automatic choice took.
         """
-        self.policies = policies
         self.device = device
         self.notes = list(notes)
         self.architecture = architecture
@@ -91,6 +91,10 @@ class Engine:
         self.notes += self._loaded.notes
         self._install(policies, plan)
 
+    @property
+    def policies(self) -> Policies:
+        return self.runtime.policies
+
     def _plan(self, policies: Policies) -> MemoryPlan:
         return plan_memory(
             self.architecture, policies, self.context, self.batch, self._dequantised_bytes
@@ -100,7 +104,6 @@ class Engine:
         """Stand a runtime under these policies behind the model's experts."""
         self._sequence: Sequence | None = None
         self._batch: Batch | None = None
-        self.policies = policies
         # On the CPU all is plain torch, the experts of the host too: equal bit for bit.
         beside = self.device.type == "cuda" and policies.decode.computes_on_host(
             self.architecture.space.num_layers
@@ -146,6 +149,14 @@ class Engine:
                 self._uninstall()
             self._install(old, old_plan)
 
+    def keep(self) -> Kept:
+        """What may be continued now, to be put back later. Raises WorkloadError for nothing."""
+        return Kept(self._sequence)
+
+    def put_back(self, kept: Kept) -> None:
+        """The next prompt may follow on `kept`. Raises WorkloadError if its sequence is gone."""
+        kept.put_back(self._sequence)
+
     def record_routes(self) -> RouteRecorder:
         """From now on, up to one context of tokens, note where each token is routed."""
         self._forget_rows()  # a graph captured before would not record
@@ -176,6 +187,8 @@ class Engine:
         ignore_eos: bool = False,
         on_text: Callable[[str], None] | None = None,
         on_logits: Callable[[torch.Tensor], None] | None = None,
+        continued: bool = False,
+        room: int = 0,
     ) -> Report:
         """`generate_batch` of one prompt; the callbacks hear of no sequence's index."""
         batch = self.generate_batch(
@@ -186,6 +199,8 @@ class Engine:
             ignore_eos=ignore_eos,
             on_text=on_text and (lambda _, piece: on_text(piece)),
             on_logits=on_logits and (lambda _, logits_V: on_logits(logits_V)),
+            continued=continued,
+            room=room,
         )
         return batch.alone()
 
@@ -199,6 +214,8 @@ class Engine:
         ignore_eos: bool = False,
         on_text: Callable[[int, str], None] | None = None,
         on_logits: Callable[[int, torch.Tensor], None] | None = None,
+        continued: bool = False,
+        room: int = 0,
     ) -> BatchReport:
         """Prefill each prompt, then decode up to max_new_tokens of each, all sequences together.
 
@@ -207,21 +224,28 @@ class Engine:
         on_logits the logits [V] behind each of its new tokens. The slots and the policy's history
         stay as they are afterwards; counters start at zero. Raises WorkloadError for a prompt that
         is empty or, with its answer, longer than the context, and for too many prompts.
+        continued: the one prompt follows on what the last generation left in its sequence, all its
+        tokens but the newest, which no step has seen; WorkloadError if there is none, or no room.
+        room: tokens to make room for, if more than these, so that others can continue them.
         """
         check_number(len(prompts), self.batch, recording=self.runtime.recorder is not None)
         if isinstance(max_new_tokens, int):
             max_new_tokens = [max_new_tokens] * len(prompts)
         limits = list(max_new_tokens)
         read = PromptReader(self.tokenizer, self.architecture.source, self.context).ids
-        ids = [read(*pair) for pair in zip(prompts, limits, strict=True)]
-        longest = max(len(own) + limit for own, limit in zip(ids, limits, strict=True))
+        held = self._sequence.held if continued and self._sequence else 0
+        ids = [read(*pair, held) for pair in zip(prompts, limits, strict=True)]
+        longest = held + max(len(own) + limit for own, limit in zip(ids, limits, strict=True))
+        if continued:
+            check_continued(self._sequence, len(ids), longest)
         self.runtime.counters.reset()
-        stops = frozenset(stop_tokens) | (frozenset() if ignore_eos else self._eos())
+        stops = frozenset(stop_tokens) | (frozenset() if ignore_eos else eos_of(self.model))
         generation = Generation(
-            self._rows_for(longest, len(ids)),
+            self._rows_for(max(longest, room), len(ids)),
             Sampler(sampling or Sampling(), self.device, len(ids)),
             self.policies.prefill.config.chunk_tokens,
             stops,
+            continued,
             on_logits=on_logits,
         )
         texts = [TextStream(self.tokenizer) for _ in ids]
@@ -248,10 +272,6 @@ class Engine:
 
     def _forget_rows(self) -> None:
         self._sequence = self._batch = None
-
-    def _eos(self) -> frozenset[int]:
-        eos = self.model.generation_config.eos_token_id
-        return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
     def _report(
         self, texts: list[str], prompts: list[list[int]], generation: Generation

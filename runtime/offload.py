@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from residency.policies.cache import CachePolicy
 from residency.policies.decode import DecodeTarget
+from residency.policies.errors import ConfigError
 from residency.policies.prefill import PrefillMode
 from residency.policies.step import Phase, Step
 from residency.runtime.banks import Banks
@@ -97,7 +99,7 @@ class OffloadRuntime:
         self.pool = SlotPool(space, plan.num_slots, policies.cache, device)
         # Index of the last token seen, over the engine's life; the first token has index 0.
         self.clock = torch.full((), -1, dtype=torch.int64, device=device)
-        self._tokens_seen = 0
+        self.tokens_seen = 0
         self.position = 0  # tokens of the sequence in flight that were seen before this step
         self._phase: Phase | None = None
         transfers = Transfers(banks, self.rows, self.lanes, self.counters)
@@ -120,15 +122,38 @@ class OffloadRuntime:
                     shape, self.pool, banks, self.rows, self.counters, self.quotas, nodes
                 )
                 self.capturable, self.decode_is_fused = capturable, True
-        self._prefill = PrefillExecutor(
-            policies.prefill,
-            self.pool,
-            ring,
-            transfers,
-            maths,
-            self.counters,
-            self.quotas.host_layers,
+        self._executor_of = cache(
+            lambda mode: PrefillExecutor(
+                mode,
+                self.pool,
+                ring,
+                transfers,
+                maths,
+                self.counters,
+                self.quotas.host_layers,
+            )
         )
+        self._prefill: PrefillExecutor = self._executor_of(policies.prefill)
+
+    @contextmanager
+    def prefilling(self, mode: PrefillMode) -> Iterator[None]:
+        """Inside, chunks are planned by `mode`; slots, staging and graphs stay as they are.
+
+        Raises ConfigError for a mode that cuts chunks or staging otherwise than the runtime's own.
+        """
+        own, executor = self.policies, self._prefill
+        for key in (field.name for field in fields(PrefillMode.Config)):
+            theirs, ours = getattr(mode.config, key), getattr(own.prefill.config, key)
+            if theirs != ours:
+                raise ConfigError(
+                    f"prefill={mode.name}: its {key}={theirs} and that of the staging there is, "
+                    f"{ours}, must be equal"
+                )
+        self.policies, self._prefill = replace(own, prefill=mode), self._executor_of(mode)
+        try:
+            yield
+        finally:
+            self.policies, self._prefill = own, executor
 
     @contextmanager
     def step(self, phase: Phase, num_tokens: int) -> Iterator[None]:
@@ -152,11 +177,11 @@ class OffloadRuntime:
             self.pool.invalidate()
             self._decode.prepare()
         horizon = self.policies.cache.horizon
-        if horizon is not None and self._tokens_seen + num_tokens >= horizon:
+        if horizon is not None and self.tokens_seen + num_tokens >= horizon:
             self.policies.cache.rebase(horizon // 2)
             self.clock -= horizon // 2
-            self._tokens_seen -= horizon // 2
-        self._tokens_seen += num_tokens
+            self.tokens_seen -= horizon // 2
+        self.tokens_seen += num_tokens
         for layer, num_bytes in self._table_reads:
             self.counters.moved(layer, phase, Source.TABLE, num_tokens * num_bytes)
 
@@ -204,7 +229,7 @@ class OffloadRuntime:
         """Empty the slots and the policy's memory, as if nothing had ever run."""
         self.pool.clear()
         self.clock.fill_(-1)
-        self._tokens_seen = 0
+        self.tokens_seen = 0
 
     def check(self) -> None:
         """Audit the maps and the counters. Raises PolicyError on any difference."""
