@@ -27,7 +27,7 @@ def measure(engine: Engine, plan: Plan, told: Callable[[str], None]) -> BenchRep
     prefill = tuple(meter.prefills(lambda samples: told(_line(samples))))
     told("all resident")
     compute = resident(engine, meter)
-    judge = _Judge(engine, link, compute)
+    judge = Judge(engine, link, compute)
     return BenchReport(
         title=f"cache={policies.cache.name} prefill={policies.prefill.name} "
         f"decode={policies.decode.name}, {runtime_plan.num_slots} slots, {plan.pool} pool",
@@ -45,7 +45,7 @@ def measure(engine: Engine, plan: Plan, told: Callable[[str], None]) -> BenchRep
     )
 
 
-class _Judge:
+class Judge:
     """Puts the floor beside each measurement."""
 
     def __init__(self, engine: Engine, link: LinkRate, compute: Resident) -> None:
