@@ -16,6 +16,7 @@ from typing import Any
 
 from residency.policies.errors import CapacityError, WorkloadError
 from residency.policies.prefill import PrefillMode
+from residency.runtime.architecture import Architecture
 from residency.runtime.bench.limits import Resident, everything_resident, link_rate
 from residency.runtime.bench.measure import COLD, RandomPrompts, timed_prefill
 from residency.runtime.bench.modes_report import Entry, ModesReport, Panel, Stage
@@ -137,8 +138,7 @@ def measure_modes(engine: Engine, contest: Contest, told: Callable[[str], None])
         panels.append(Panel.of(pool, prefix, judged, contest.crossing))
     architecture, plan = engine.architecture, engine.runtime.plan
     return ModesReport(
-        model=f"{architecture.source.rstrip('/').rpartition('/')[2].removeprefix('model=')}, "
-        f"{architecture.space.num_layers} layers x {architecture.space.num_experts} experts",
+        model=_name(architecture),
         format=architecture.format.name,
         title=f"cache={engine.policies.cache.name} decode={engine.policies.decode.name}, "
         f"{plan.num_slots} slots",
@@ -152,6 +152,16 @@ def measure_modes(engine: Engine, contest: Contest, told: Callable[[str], None])
         memory=plan.as_dict(),
         environment=environment(engine.device),
         notes=notes,
+    )
+
+
+def _name(architecture: Architecture) -> str:
+    """A made-up model's own; of others the type, for their folders are this machine's."""
+    _, made_up, name = architecture.source.partition("model=")
+    space = architecture.space
+    return (
+        f"{name if made_up else architecture.config.model_type}, {space.num_layers} layers x "
+        f"{space.num_experts} experts"
     )
 
 

@@ -16,6 +16,7 @@ COLORS = ("#000000", "#e69f00", "#0072b2", "#009e73", "#d55e00", "#cc79a7", "#56
 MARKERS = "osD^vPX"
 SHADES = ("#d9d9d9", "#8da0cb", "#fc8d62", "#66c2a5", "#e78ac3", "#ffd92f")  # of choices
 GREY = "#777777"
+HEADROOM = 1.6  # above the lines, for the crossing's label
 
 
 def modes_png(report: ModesReport) -> bytes:
@@ -43,9 +44,10 @@ def modes_png(report: ModesReport) -> bytes:
             _draw_choices(grid[row + below][column], panel, report, label)
         lowest = grid[row + len(choosing)][column]
         lowest.set_xlabel("chunk length (tokens)")
-        lowest.tick_params(labelbottom=True)
-        if column == 0:
-            grid[row][column].set_ylabel("time to first token (ms)")
+        lowest.tick_params(labelbottom=True, labelsize=8)
+    for row in range(0, len(grid), 1 + len(choosing)):
+        grid[row][0].set_ylabel("time to first token (ms)")
+        grid[row][0].set_ylim(top=grid[row][0].get_ylim()[1] * HEADROOM)
     _legend(figure, grid[0][0], report, choosing)
     figure.suptitle(_title(report), fontsize=10, x=0.01, ha="left")
     picture = io.BytesIO()
@@ -82,8 +84,9 @@ def _draw_mode(axes: Any, tokens: list[int], entries: list[Entry], label: str, n
     medians = [spread.median * 1e3 for spread in spreads]
     below = [(spread.median - spread.least) * 1e3 for spread in spreads]
     above = [(spread.most - spread.median) * 1e3 for spread in spreads]
-    # Hollow, and each a little smaller than the one before, so that none hides another.
-    style = {"color": color, "marker": marker, "ms": 7.5 - 0.6 * number, "mfc": "none", "lw": 1.3}
+    # Each a little smaller than the one before, and hollow if it is fixed, so that none is hidden.
+    fill = "none" if all(entry.fixed for entry in entries) else color
+    style = {"color": color, "marker": marker, "ms": 7.5 - 0.6 * number, "mfc": fill, "lw": 1.3}
     axes.errorbar(tokens, medians, yerr=[below, above], label=label, capsize=2, **style)
     floors = [entry.own_floor_s for entry in entries]
     if None not in floors:
@@ -99,14 +102,14 @@ def _draw_crossing(axes: Any, panel: Panel) -> None:
     on_left = panel.crosses_at**2 > tokens[0] * tokens[-1]
     axes.annotate(
         text,
-        (panel.crosses_at, 0.03),
+        (panel.crosses_at, 0.98),
         xycoords=("data", "axes fraction"),
         xytext=(-5 if on_left else 5, 0),
         textcoords="offset points",
         ha="right" if on_left else "left",
+        va="top",
         fontsize=8,
         color="#333333",
-        bbox={"fc": "white", "ec": "none", "alpha": 0.8, "pad": 1},
     )
 
 
@@ -139,7 +142,9 @@ def _draw_choices(axes: Any, panel: Panel, report: ModesReport, label: str) -> N
 
 
 def _legend(figure: Any, axes: Any, report: ModesReport, choosing: list[str]) -> None:
-    handles, names = axes.get_legend_handles_labels()
+    found = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    names = [*report.labels, *(name for name in found if name not in report.labels)]
+    handles = [found[name] for name in names]
     handles += axes.plot([], [], color=GREY, ls="--", lw=0.7)
     names.append("floor of the mode of that colour")
     for label in choosing:
@@ -152,7 +157,8 @@ def _legend(figure: Any, axes: Any, report: ModesReport, choosing: list[str]) ->
 def _title(report: ModesReport) -> str:
     weights = "made-up weights" if report.made_up else "a checkpoint's weights"
     device = report.environment["device_name"]
-    turns = f"median and range of {report.contest['repeats']} turns"
+    count = report.contest["repeats"]
+    turns = f"median and range of {count} turns" if count > 1 else "one turn"
     return (
         f"{report.model}, experts in {report.format}, {weights}, {report.routing}\n"
         f"{report.title}, {device}; {turns}"

@@ -114,7 +114,7 @@ class Panel:
 
     @property
     def name(self) -> str:
-        behind = f"{self.prefix:,} tokens in the KV cache" if self.prefix else "nothing before"
+        behind = f"{self.prefix:,} tokens in the KV cache" if self.prefix else "no prefix"
         return f"{self.pool} pool, {behind}"
 
     def as_dict(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Judge:
     """Puts the floor beside each measurement."""
 
     def __init__(self, engine: Engine, link: LinkRate, compute: Resident) -> None:
-        self._policies = engine.policies
+        self._engine = engine
         self._rate = link.rate.median
         self._compute = compute
         self._num_layers = engine.architecture.space.num_layers
@@ -57,8 +57,10 @@ class Judge:
         self._group_s = plan.group_size * plan.row_bytes / self._rate
 
     def point(self, samples: Samples) -> Point:
-        """Whether a prompt of several chunks waits is judged by its first chunk."""
-        mode = self._policies.prefill
+        """Whether a prompt of several chunks waits is judged by its first chunk, under the mode
+        that the engine prefills by now.
+        """
+        mode = self._engine.policies.prefill
         waits = mode.waits_for_router(min(samples.tokens, mode.config.chunk_tokens))
         compute_s = self._compute.compute_s(samples.tokens)
         if compute_s is None:
@@ -69,7 +71,7 @@ class Judge:
     def decode(self, samples: Samples) -> Decode:
         """A decode step always waits for its router."""
         compute_s = self._compute.decode_s
-        if compute_s is None or self._policies.decode.computes_on_host(self._num_layers):
+        if compute_s is None or self._engine.policies.decode.computes_on_host(self._num_layers):
             return Decode(samples, None)
         link_s = samples.link_bytes / samples.tokens / self._rate
         return Decode(samples, Floor.of(link_s, compute_s, self._group_s, waits=True))
