@@ -10,7 +10,7 @@ chunk are that decode's and are put back as well, in the cold pool too.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -65,6 +65,9 @@ class Turn:
     choices: list[dict[str, Any]]
 
 
+Turns = dict[str, list[Turn]]  # by mode
+
+
 class Course:
     """The turns of a contest behind one prefix."""
 
@@ -82,10 +85,21 @@ class Course:
         self._slots = SlotState.of(engine.runtime)
         self._kept = engine.keep() if prefix else None
 
-    def turns(self, modes: Mapping[str, PrefillMode], pool: str, length: int) -> dict[str, Any]:
-        """By mode, its timed turns."""
-        timed: dict[str, list[Turn]] = {label: [] for label in modes}
-        for _ in range(self.contest.warmups + self.contest.repeats):
+    def stages(self, modes: Mapping[str, PrefillMode]) -> Iterator[tuple[str, int, Turns]]:
+        """Pool, length, and the timed turns, shortest first and pools side by side: what grows with
+        the length, as the capacity of the sequence does, is the same in all of them.
+
+        Kernels and graphs are warm after the first pool's warm-ups: they do not depend on the pool.
+        """
+        pools = self.contest.pools
+        for length in sorted(self.contest.lengths):
+            self._turns(modes, pools[0], length, self.contest.warmups)
+            for pool in pools:
+                yield pool, length, self._turns(modes, pool, length, self.contest.repeats)
+
+    def _turns(self, modes: Mapping[str, PrefillMode], pool: str, length: int, count: int) -> Turns:
+        turns: Turns = {label: [] for label in modes}
+        for _ in range(count):
             chunk = self.prompts.prompt(length)
             for label, mode in modes.items():
                 if pool == COLD:
@@ -93,8 +107,8 @@ class Course:
                 else:
                     self._slots.put_back(self.engine.runtime)
                 with self.engine.runtime.prefilling(mode):
-                    timed[label].append(self._turn(chunk))
-        return {label: turns[self.contest.warmups :] for label, turns in timed.items()}
+                    turns[label].append(self._turn(chunk))
+        return turns
 
     def resident(self, length: int) -> Samples:
         """Chunks whose experts are all in slots already."""
@@ -120,20 +134,19 @@ def measure_modes(engine: Engine, contest: Contest, told: Callable[[str], None])
     link = link_rate(engine, COPY_REPEATS)
     told(f"link: {link.rate.median / 1e9:.1f} GB/s")
     modes = {label: _sharing(mode, engine) for label, mode in contest.modes.items()}
-    turns: dict[tuple[int, str], dict[int, dict[str, list[Turn]]]] = {}
+    measured: dict[tuple[int, str], dict[int, Turns]] = {
+        (prefix, pool): {} for prefix in contest.prefix for pool in contest.pools
+    }
     for prefix in contest.prefix:
-        course = Course(engine, contest, prefix)
-        for pool in contest.pools:
-            stages = turns[prefix, pool] = {}
-            for length in sorted(contest.lengths):
-                stages[length] = course.turns(modes, pool, length)
-                told(_line(prefix, pool, length, stages[length]))
+        for pool, length, turns in Course(engine, contest, prefix).stages(modes):
+            measured[prefix, pool][length] = turns
+            told(_line(prefix, pool, length, turns))
     notes = [*engine.notes, *engine.runtime.notes()]
     told("all resident")
     resident = _resident(engine, contest)
     judges = {prefix: Judge(engine, link, resident[prefix]) for prefix in contest.prefix}
     panels = []
-    for (prefix, pool), stages in turns.items():
+    for (prefix, pool), stages in measured.items():
         judged = [_stage(engine, modes, judges[prefix], *stage) for stage in stages.items()]
         panels.append(Panel.of(pool, prefix, judged, contest.crossing))
     architecture, plan = engine.architecture, engine.runtime.plan
@@ -194,7 +207,7 @@ def _stage(
     modes: Mapping[str, PrefillMode],
     judge: Judge,
     length: int,
-    turns: Mapping[str, list[Turn]],
+    turns: Turns,
 ) -> Stage:
     """One length, every mode beside its floor."""
     entries = {}
@@ -211,7 +224,7 @@ def _learns(mode: PrefillMode) -> bool:
     return bool(getattr(mode, "learns", False))
 
 
-def _line(prefix: int, pool: str, length: int, turns: Mapping[str, list[Turn]]) -> str:
+def _line(prefix: int, pool: str, length: int, turns: Turns) -> str:
     behind = f" behind {prefix}" if prefix else ""
     times = ", ".join(
         f"{label.partition(' ')[0]} {min(turn.sample.seconds for turn in each) * 1e3:.1f}"

@@ -46,7 +46,7 @@ class PrefillModes(Measurement):
         decode_tokens: decode steps before a warm pool's chunks; the end of a prefix, too.
         decode_context: length of the prompt before them where there is no prefix.
         repeats: timed turns of each mode.
-        warmups: turns of each mode before them, not timed.
+        warmups: turns of each mode at each length before them, not timed, in the first of `pools`.
         seed: of the prompts.
         """
 

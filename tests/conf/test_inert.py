@@ -97,10 +97,7 @@ class Bench:
 def take_turns(engine, contest):
     """All of a contest but the limits of the machine."""
     for prefix in contest.prefix:
-        course = Course(engine, contest, prefix)
-        for pool in contest.pools:
-            for length in sorted(contest.lengths):
-                course.turns(contest.modes, pool, length)
+        list(Course(engine, contest, prefix).stages(contest.modes))
 
 
 def slots(bench):
