@@ -122,16 +122,10 @@ class OffloadRuntime:
                     shape, self.pool, banks, self.rows, self.counters, self.quotas, nodes
                 )
                 self.capturable, self.decode_is_fused = capturable, True
+        # Without a reference to self, whose slots would otherwise wait for Python's collector.
+        pool, counters, host_layers = self.pool, self.counters, self.quotas.host_layers
         self._executor_of = cache(
-            lambda mode: PrefillExecutor(
-                mode,
-                self.pool,
-                ring,
-                transfers,
-                maths,
-                self.counters,
-                self.quotas.host_layers,
-            )
+            lambda mode: PrefillExecutor(mode, pool, ring, transfers, maths, counters, host_layers)
         )
         self._prefill: PrefillExecutor = self._executor_of(policies.prefill)
 

@@ -6,57 +6,42 @@ time: those of experts that have left their slots since are copied from the bank
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
-from dataclasses import dataclass
-
-import torch
 
 from residency.policies.step import Phase
 from residency.runtime.counters import Source
 from residency.runtime.offload import OffloadRuntime
+from residency.runtime.slots import SlotPool
 from residency.runtime.transfers import Transfers
 
 
-@dataclass(frozen=True)
 class SlotState:
-    """One runtime's slots between two steps. All tensors are copies on its device."""
+    """One runtime's slots between two steps."""
 
-    slot_of: torch.Tensor
-    id_of: torch.Tensor
-    policy: dict[str, torch.Tensor]
-    clock: torch.Tensor
-    tokens_seen: int
-
-    @classmethod
-    def of(cls, runtime: OffloadRuntime) -> SlotState:
+    def __init__(self, runtime: OffloadRuntime) -> None:
         pool = runtime.pool
-        return cls(
-            pool.slot_of.clone(),
-            pool.id_of.clone(),
-            {name: tensor.clone() for name, tensor in pool.policy.state().items()},
-            runtime.clock.clone(),
-            runtime.tokens_seen,
-        )
+        policy = copy.copy(pool.policy)
+        self._pool = SlotPool(pool.space, pool.num_slots, policy, pool.device)
+        self._pool.take(pool)
+        self._clock = runtime.clock.clone()
+        self._tokens_seen = runtime.tokens_seen
 
     def put_back(self, runtime: OffloadRuntime) -> int:
         """The same runtime is in this state again; the experts that had to be copied for it."""
-        pool = runtime.pool
-        gone = (pool.id_of != self.id_of) & (self.id_of != pool.space.sink)
+        ids = self._pool.id_of
+        gone = (runtime.pool.id_of != ids) & (ids != self._pool.space.sink)
         slots: list[int] = gone.nonzero().flatten().tolist()
         self._refill(runtime, slots)
-        pool.invalidate()
-        pool.slot_of.copy_(self.slot_of)
-        pool.id_of.copy_(self.id_of)
-        for name, tensor in pool.policy.state().items():
-            tensor.copy_(self.policy[name])
-        runtime.clock.copy_(self.clock)
-        runtime.tokens_seen = self.tokens_seen
+        runtime.pool.take(self._pool)
+        runtime.clock.copy_(self._clock)
+        runtime.tokens_seen = self._tokens_seen
         return len(slots)
 
     def _refill(self, runtime: OffloadRuntime, slots: list[int]) -> None:
         """Copy into `slots` the experts that lay there."""
         by_layer: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        ids = self.id_of.tolist()
+        ids = self._pool.id_of.tolist()
         for slot in slots:
             layer, expert = divmod(ids[slot], runtime.banks.space.num_experts)
             by_layer[layer].append((expert, slot))

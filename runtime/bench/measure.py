@@ -9,6 +9,7 @@ import torch
 
 from residency.runtime.bench.samples import Sample, Samples
 from residency.runtime.engine import Engine
+from residency.runtime.report import Report
 
 COLD, WARM = "cold", "warm"
 
@@ -81,7 +82,7 @@ class Meter:
         runs = []
         for _ in range(self.plan.warmups + self.plan.repeats):
             before()
-            runs.append(timed_prefill(self.engine, self.prompt(length)))
+            runs.append(Sample.prefill(*timed_prefill(self.engine, self.prompt(length))))
         return Samples(length, tuple(runs[self.plan.warmups :]))
 
     def _decode(self) -> Sample:
@@ -95,14 +96,16 @@ class Meter:
         return self._prompts.prompt(length)
 
 
-def timed_prefill(engine: Engine, prompt: list[int], *, continued: bool = False) -> Sample:
-    """A prompt to its first token, with its time by CUDA events where there are any.
+def timed_prefill(
+    engine: Engine, prompt: list[int], *, continued: bool = False
+) -> tuple[Report, float | None]:
+    """A prompt to its first token, and its time by CUDA events where there are any.
 
     continued: as `Engine.generate_batch` takes it.
     """
     if engine.device.type != "cuda":
         report = engine.generate(prompt, max_new_tokens=1, ignore_eos=True, continued=continued)
-        return Sample.prefill(report, None)
+        return report, None
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     report = engine.generate(
@@ -113,4 +116,4 @@ def timed_prefill(engine: Engine, prompt: list[int], *, continued: bool = False)
         continued=continued,
     )
     end.synchronize()
-    return Sample.prefill(report, begin.elapsed_time(end) / 1e3)
+    return report, begin.elapsed_time(end) / 1e3

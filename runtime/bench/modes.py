@@ -24,6 +24,7 @@ from residency.runtime.bench.run import COPY_REPEATS, Judge
 from residency.runtime.bench.samples import Sample, Samples
 from residency.runtime.engine import Engine
 from residency.runtime.environment import environment
+from residency.runtime.report import Report
 from residency.runtime.slot_state import SlotState
 
 
@@ -82,7 +83,7 @@ class Course:
             ignore_eos=True,
             room=prefix + max(contest.lengths) + 1 if prefix else 0,
         )
-        self._slots = SlotState.of(engine.runtime)
+        self._slots = SlotState(engine.runtime)
         self._kept = engine.keep() if prefix else None
 
     def stages(self, modes: Mapping[str, PrefillMode]) -> Iterator[tuple[str, int, Turns]]:
@@ -119,14 +120,13 @@ class Course:
     def _turn(self, chunk: list[int]) -> Turn:
         if self._kept is not None:
             self.engine.put_back(self._kept)
-        sample = timed_prefill(self.engine, chunk, continued=self._kept is not None)
-        return Turn(sample, choices_of(self.engine))
+        report, device_s = timed_prefill(self.engine, chunk, continued=self._kept is not None)
+        return Turn(Sample.prefill(report, device_s), choices_of(report))
 
 
-def choices_of(engine: Engine) -> list[dict[str, Any]]:
-    """What the prefill mode chose for the layers of the last generation; nothing if it has none."""
-    told = getattr(engine.runtime, "prefill_choices", list)
-    return [choice.as_dict() for choice in told()]
+def choices_of(report: Report) -> list[dict[str, Any]]:
+    """What the prefill mode chose for the layers; nothing where reports do not tell."""
+    return [choice.as_dict() for choice in getattr(report, "choices", ())]
 
 
 def measure_modes(engine: Engine, contest: Contest, told: Callable[[str], None]) -> ModesReport:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from residency.runtime.bench.modes import Contest
     from residency.runtime.bench.modes_report import ModesReport
 
+MODES = ("always_stream", "hit_d2d", "demand max_tokens=1048576")  # the last at every length
 SHARED = tuple(field.name for field in fields(PrefillMode.Config))  # by all modes of one staging
 
 
@@ -52,11 +53,11 @@ class PrefillModes(Measurement):
 
         lengths: list[int] = field(default_factory=lambda: [8 << i for i in range(11)])
         modes: list[str] = field(
-            default_factory=lambda: ["always_stream"], metadata={"option_of": "prefill"}
+            default_factory=lambda: list(MODES), metadata={"option_of": "prefill"}
         )
         pools: list[str] = field(default_factory=lambda: [COLD, WARM])
         prefix: list[int] = field(default_factory=lambda: [0])
-        crossing: list[str] = field(default_factory=list)
+        crossing: list[str] = field(default_factory=lambda: ["always_stream", "demand"])
         decode_tokens: int = 64
         decode_context: int = 128
         repeats: int = 2

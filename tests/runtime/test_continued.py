@@ -86,7 +86,7 @@ def test_runs_from_one_state_of_the_slots_are_the_same(checkpoint, cache):
     few = (f"cache={cache}", "cache.slots=5", "prefill=demand")
     with tiny_engine(checkpoint, *few) as engine:
         engine.generate(PROMPT, max_new_tokens=6, ignore_eos=True)
-        state = SlotState.of(engine.runtime)
+        state = SlotState(engine.runtime)
         rows = engine.runtime.rows[:5].clone()
         assert state.put_back(engine.runtime) == 0
         first = engine.generate(PROMPT[3:], max_new_tokens=6, ignore_eos=True)

@@ -16,7 +16,6 @@ from residency.conf.options import option_names, option_node
 from residency.policies.errors import CapacityError, WorkloadError
 from residency.runtime.bench.crossing import crossing
 from residency.runtime.memory import MemoryPlan
-from residency.runtime.offload import OffloadRuntime
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "result-format.md"
 FEW = ("decode_tokens=3", "decode_context=7", "repeats=2", "warmups=0")
@@ -150,10 +149,14 @@ class Told:
         return {"num_tokens": 4, "choice": self.choice, "layers": self.layers, "reason": "cheap"}
 
 
+def as_dicts(choices):
+    return [choice.as_dict() for choice in choices]
+
+
 def test_what_a_mode_chose_is_told(checkpoint, monkeypatch):
     """A mode that learns is no fixed one: others are its measure."""
     told = [Told("wait", 2), Told("stream", 1)]
-    monkeypatch.setattr(OffloadRuntime, "prefill_choices", lambda _: told, raising=False)
+    monkeypatch.setattr("residency.runtime.bench.modes.choices_of", lambda _: as_dicts(told))
     workload = workload_of("workload.lengths=[4]", "workload.pools=[cold]")
     workload.modes["demand"].learns = True
     with tiny_engine(checkpoint, "cache.slots=12") as engine:
@@ -162,7 +165,7 @@ def test_what_a_mode_chose_is_told(checkpoint, monkeypatch):
     entry = stage.entries["demand"]
     assert entry.layers_by_choice == {"wait": 4, "stream": 2} and not entry.fixed
     own = report.as_dict()["panels"][0]["points"][0]["modes"]["demand"]
-    assert own["choices"][:2] == [choice.as_dict() for choice in told] and not own["fixed"]
+    assert own["choices"][:2] == as_dicts(told) and not own["fixed"]
     fastest = min(min(stage.entries[mode].seconds) for mode in MODES[:2])
     assert stage.over_best_fixed("demand").least >= min(entry.seconds) / fastest / 2
     assert workload.chart(report).startswith(PNG)
