@@ -112,13 +112,13 @@ def bench(
 
     `--out` also gets chart.png. Models with made-up weights are for this:
     `residency bench model=qwen3_30b_a3b model.layers=24 model.routing=even`.
+    `experiment=short_chunk_ttft` draws every prefill mode over the chunk's length instead.
     """
     with user_errors():
         from residency.conf import build_engine
         from residency.conf.commands import compose_bench
         from residency.conf.progress import loading_bar
-        from residency.runtime.bench.chart import CHART_NAME, chart_png
-        from residency.runtime.bench.tables import bench_tables
+        from residency.runtime.bench import CHART_NAME
         from residency.runtime.results import ResultFolder
 
         config = compose_bench(overrides or [])
@@ -128,14 +128,14 @@ def bench(
         _refuse_conflicts(list(config.conflicts()))
         folder = ResultFolder(out_dir, force) if out_dir else None
         with loading_bar(err) as progress, build_engine(config, progress) as engine:
-            report = config.workload.run(engine, lambda line: err.print(line, markup=False))
+            report = config.measurement.run(engine, lambda line: err.print(line, markup=False))
         result = report.as_dict() | {"config": config.tree}
         if folder:
-            folder.write(result, config.yaml(), {CHART_NAME: chart_png(report)})
+            folder.write(result, config.yaml(), {CHART_NAME: config.measurement.chart(report)})
         if as_json:
             print(json.dumps(result))
             return
-        out.print(*bench_tables(report), sep="\n")
+        out.print(*config.measurement.tables(report), sep="\n")
         for note in report.notes:
             out.print(note, markup=False)
 

@@ -77,6 +77,13 @@ for cache in lru lrfu; do
   ours qwen-$cache-skewed-warm $qwen model.routing=skewed cache=$cache cache.slots=1024 \
     workload.pool=warm
 done
+for routing in even skewed; do
+  ours ttft-qwen-$routing experiment=short_chunk_ttft $qwen model.routing=$routing cache.slots=1024
+  ours ttft-flash-nvfp4-$routing experiment=short_chunk_ttft model=flash_next_moe model.layers=24 \
+    model.routing=$routing cache.slots=1536
+done
+ours ttft-qwen-next-turn-skewed experiment=next_turn_ttft $qwen model.routing=skewed \
+  cache.slots=1024
 ours gpt-oss-lrfu-trace $gpt_oss model.routing=trace:tests/data/gpt-oss-20b_decode.npz
 once qwen-accelerate-model "$peer_python" benchmarks/peers/accelerate_bench.py \
   $models/qwen3-30b-a3b-24l --layers 4 --lengths 16,256

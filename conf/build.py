@@ -9,7 +9,7 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from omegaconf import MISSING, OmegaConf
@@ -136,27 +136,54 @@ def _checked(group: str, cls: type[Part], params: dict[str, Any]) -> Any:
     return cls.Config(**{str(key): value for key, value in values.items()})
 
 
-def _nested(cls: type[Part], config: Any) -> dict[str, Part]:
+def _nested(cls: type[Part], config: Any) -> dict[str, Part | list[Part]]:
     """Parts that a key names as an option of a group, built with that option's defaults."""
-    parts = {}
+    parts: dict[str, Part | list[Part]] = {}
     for field in dataclasses.fields(cls.Config):
         group = field.metadata.get("option_of")
         if group is not None:
-            parts[field.name] = _named(cls, field.name, group, getattr(config, field.name))
+            value = getattr(config, field.name)
+            if isinstance(value, list):
+                parts[field.name] = [_described(cls, field.name, group, text) for text in value]
+            else:
+                parts[field.name] = _named(cls, field.name, group, value)
     return parts
 
 
+def _described(cls: type[Part], key: str, group: str, text: str) -> Part:
+    """One part of a list: an option's name, and behind it values of its keys, as key=value."""
+    name, *settings = text.split() or [""]
+    node = _node(cls, key, group, name)
+    try:
+        return build_part(group, node | _settings(settings))
+    except ConfigError as error:
+        raise ConfigError(f"{cls.group}.{key}, {text}: {error}") from error
+
+
 def _named(cls: type[Part], key: str, group: str, name: str) -> Part:
+    return build_part(group, _node(cls, key, group, name))
+
+
+def _node(cls: type[Part], key: str, group: str, name: str) -> dict[str, Any]:
     names = option_names(group)
     if name not in names:
         raise ConfigError(f"{cls.group}.{key}={name}: no such {group}; {suggestion(name, names)}")
     node = option_node(group, name)
-    target = part_class(group, node.get("_target_"))
-    if target is cls:
+    if part_class(group, node.get("_target_")) is cls:
         raise ConfigError(
             f"{cls.group}.{key}={name}: it cannot name itself; {_others(names, name)}"
         )
-    return build_part(group, node)
+    return node
+
+
+def _settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Values by key, from texts of the form key=value. Raises ConfigError for any other."""
+    for text in texts:
+        if not text.partition("=")[0] or "=" not in text:
+            raise ConfigError(f"{text}: a value of a key has the form key=value")
+    values = OmegaConf.to_container(OmegaConf.from_dotlist(escaped(list(texts))))
+    assert isinstance(values, dict), "keys have values"
+    return {str(key): value for key, value in values.items()}
 
 
 def _others(names: list[str], name: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from residency.conf.build import escaped
 from residency.conf.compose import Config, compose
-from residency.conf.options import option_names, suggestion
+from residency.conf.options import PRESETS, option_names, suggestion
 from residency.policies.errors import ConfigError, WorkloadError
 
 INSPECTED = ("model", "prefill")  # groups that sizes depend on: staging is the prefill's
@@ -63,11 +63,18 @@ def _model_overrides(word: str) -> list[str]:
 
 
 def _compose(command: str, workload: str, overrides: list[str], prompts: list[str]) -> Config:
-    if not any(text.startswith("workload=") for text in overrides):
+    """workload: what the command runs unless overrides, or their preset, choose another."""
+    presets = [text for text in overrides if text.startswith(f"{PRESETS}=")]
+    if not any(text.startswith("workload=") for text in overrides) and not (
+        presets and compose(presets).workload.command == command
+    ):
         overrides = [f"workload={workload}", *overrides]
     config = compose(overrides, prompts=prompts)
-    if (chosen := config.workload.name) != workload:
-        raise ConfigError(f"workload={chosen}: `residency {command}` runs workload={workload}")
+    if (chosen := config.workload).command != command:
+        raise ConfigError(
+            f"workload={chosen.name}: `residency {chosen.command}` runs it; choose another for "
+            f"`residency {command}`, e.g. workload={workload}"
+        )
     return config
 
 

@@ -30,7 +30,7 @@ from residency.runtime.devices import Device
 from residency.runtime.memory import row_faults
 from residency.runtime.models import Model
 from residency.runtime.offload import Policies
-from residency.runtime.workloads import Workload
+from residency.runtime.workloads import Measurement, Workload
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ class Config:
     @property
     def workload(self) -> Workload:
         return cast(Workload, self.parts["workload"])
+
+    @property
+    def measurement(self) -> Measurement:
+        """The workload, where `residency bench` composed it."""
+        return cast(Measurement, self.parts["workload"])
 
     @property
     def policies(self) -> Policies:

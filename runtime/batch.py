@@ -42,7 +42,7 @@ class Batch:
 
     def clear(self) -> None:
         """No row is taken any more."""
-        self.num_taken = 0
+        self.num_taken = self.sequence.held = 0
 
     def restart(self) -> None:
         """The next chunk is the first of a prompt."""
@@ -74,6 +74,9 @@ class Batch:
         self.num_taken -= 1
         if row < self.num_taken:
             self.cache.move(self.num_taken, row)
+
+    def finish(self) -> None:
+        """See `Rows`; rows cannot be continued."""
 
     def _forward(self, cache: BatchCache) -> Callable[[torch.Tensor], torch.Tensor]:
         """The model over one token of each of these rows."""

@@ -7,21 +7,19 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Self
 
 import torch
 
-from residency.policies.prefill import PrefillMode
 from residency.policies.step import Phase
 from residency.runtime.architecture import Architecture
 from residency.runtime.batch import Batch
 from residency.runtime.batch_cache import check_batched
-from residency.runtime.cost_profile import profile_path
 from residency.runtime.environment import environment
-from residency.runtime.generation import Generation, TextStream
-from residency.runtime.guesses import RouterGuess
+from residency.runtime.generation import Generation, TextStream, eos_of
 from residency.runtime.hooks import add_experts, attach, detach
+from residency.runtime.kept import Kept, check_continued
+from residency.runtime.lessons import Lessons
 from residency.runtime.loaded import Loaded
 from residency.runtime.loading import Progress
 from residency.runtime.memory import MemoryPlan, plan_memory
@@ -63,7 +61,6 @@ class Engine:
         allow_pageable: run with banks that could not be pinned, more slowly and without kernels.
         notes: lines the report repeats, e.g. which device an automatic choice took.
         """
-        self.policies = policies
         self.device = device
         self.notes = list(notes)
         self.architecture = architecture
@@ -93,7 +90,12 @@ class Engine:
             Seam(position_of=lambda: self.runtime.position, add_experts=add_experts)
         )
         self.notes += self._loaded.notes
+        self._lessons = Lessons(self.model, architecture, device, self.made_up, routing is not None)
         self._install(policies, plan)
+
+    @property
+    def policies(self) -> Policies:
+        return self.runtime.policies
 
     def _plan(self, policies: Policies) -> MemoryPlan:
         return plan_memory(
@@ -104,7 +106,6 @@ class Engine:
         """Stand a runtime under these policies behind the model's experts."""
         self._sequence: Sequence | None = None
         self._batch: Batch | None = None
-        self.policies = policies
         # On the CPU all is plain torch, the experts of the host too: equal bit for bit.
         beside = self.device.type == "cuda" and policies.decode.computes_on_host(
             self.architecture.space.num_layers
@@ -119,30 +120,9 @@ class Engine:
             capturable=self._loaded.capturable,
             table_reads=self.architecture.table_reads,
             host=self._loaded.host_experts if beside else None,
-            router=self._router(policies.prefill),
-            profile=self._profile(policies.prefill),
+            learning_of=self._lessons.of,
         )
         attach(self.model, self.architecture.expert_modules, self.runtime)
-
-    def _router(self, mode: PrefillMode) -> RouterGuess | None:
-        """Who asks routers early for `mode`. A mode that learns would learn that the routers say
-        nothing where weights are made up or routes replaced.
-        """
-        if not mode.asks_router or (mode.learns and not self._routers_mean_something):
-            return None
-        return RouterGuess(self.model, self.architecture.expert_modules)
-
-    @property
-    def _routers_mean_something(self) -> bool:
-        return not self.made_up and self.routing is None
-
-    def _profile(self, mode: PrefillMode) -> Path | None:
-        """The file of measured costs that `mode` asks for."""
-        if not mode.profile:
-            layout = self.banks.layout
-            what = f"{layout.format.name} {layout.row_bytes} bytes"
-            return profile_path(environment(self.device)["device_name"], what)
-        return Path(mode.profile).expanduser()
 
     def _uninstall(self) -> None:
         """Let go of the runtime and the memory of its slots."""
@@ -173,6 +153,14 @@ class Engine:
                 self._uninstall()
             self._install(old, old_plan)
 
+    def keep(self) -> Kept:
+        """What may be continued now, to be put back later. Raises WorkloadError for nothing."""
+        return Kept(self._sequence)
+
+    def put_back(self, kept: Kept) -> None:
+        """The next prompt may follow on `kept`. Raises WorkloadError if its sequence is gone."""
+        kept.put_back(self._sequence)
+
     def record_routes(self) -> RouteRecorder:
         """From now on, up to one context of tokens, note where each token is routed."""
         self._forget_rows()  # a graph captured before would not record
@@ -188,10 +176,8 @@ class Engine:
 
     def close(self) -> None:
         """Let go of banks, slots and model; the engine cannot be used afterwards."""
-        detach(self.model, self.architecture.expert_modules)
-        self._forget_rows()
-        self.runtime.close()
-        del self.runtime, self.model, self.banks
+        self._uninstall()
+        del self.model, self.banks
         self._loaded.close()
 
     def generate(
@@ -204,6 +190,8 @@ class Engine:
         ignore_eos: bool = False,
         on_text: Callable[[str], None] | None = None,
         on_logits: Callable[[torch.Tensor], None] | None = None,
+        continued: bool = False,
+        room: int = 0,
     ) -> Report:
         """`generate_batch` of one prompt; the callbacks hear of no sequence's index."""
         batch = self.generate_batch(
@@ -214,6 +202,8 @@ class Engine:
             ignore_eos=ignore_eos,
             on_text=on_text and (lambda _, piece: on_text(piece)),
             on_logits=on_logits and (lambda _, logits_V: on_logits(logits_V)),
+            continued=continued,
+            room=room,
         )
         return batch.alone()
 
@@ -227,6 +217,8 @@ class Engine:
         ignore_eos: bool = False,
         on_text: Callable[[int, str], None] | None = None,
         on_logits: Callable[[int, torch.Tensor], None] | None = None,
+        continued: bool = False,
+        room: int = 0,
     ) -> BatchReport:
         """Prefill each prompt, then decode up to max_new_tokens of each, all sequences together.
 
@@ -235,21 +227,28 @@ class Engine:
         on_logits the logits [V] behind each of its new tokens. The slots and the policy's history
         stay as they are afterwards; counters start at zero. Raises WorkloadError for a prompt that
         is empty or, with its answer, longer than the context, and for too many prompts.
+        continued: the one prompt follows on what the last generation left in its sequence, all its
+        tokens but the newest, which no step has seen; WorkloadError if there is none, or no room.
+        room: tokens to make room for, if more than these, so that others can continue them.
         """
         check_number(len(prompts), self.batch, recording=self.runtime.recorder is not None)
         if isinstance(max_new_tokens, int):
             max_new_tokens = [max_new_tokens] * len(prompts)
         limits = list(max_new_tokens)
         read = PromptReader(self.tokenizer, self.architecture.source, self.context).ids
-        ids = [read(*pair) for pair in zip(prompts, limits, strict=True)]
-        longest = max(len(own) + limit for own, limit in zip(ids, limits, strict=True))
+        held = self._sequence.held if continued and self._sequence else 0
+        ids = [read(*pair, held) for pair in zip(prompts, limits, strict=True)]
+        longest = held + max(len(own) + limit for own, limit in zip(ids, limits, strict=True))
+        if continued:
+            check_continued(self._sequence, len(ids), longest)
         self.runtime.counters.reset()
-        stops = frozenset(stop_tokens) | (frozenset() if ignore_eos else self._eos())
+        stops = frozenset(stop_tokens) | (frozenset() if ignore_eos else eos_of(self.model))
         generation = Generation(
-            self._rows_for(longest, len(ids)),
+            self._rows_for(max(longest, room), len(ids)),
             Sampler(sampling or Sampling(), self.device, len(ids)),
             self.policies.prefill.config.chunk_tokens,
             stops,
+            continued,
             on_logits=on_logits,
         )
         texts = [TextStream(self.tokenizer) for _ in ids]
@@ -262,12 +261,6 @@ class Engine:
                 told(index, piece)
         self.runtime.check()
         return self._report([text.text for text in texts], ids, generation)
-
-    def _prefill_notes(self) -> list[str]:
-        if self.policies.prefill.asks_router and not self._routers_mean_something:
-            why = "weights are made up" if self.made_up else "routes are replaced"
-            return [f"routers asked early tell nothing here: {why}"]
-        return []
 
     def _rows_for(self, num_tokens: int, num_sequences: int) -> Rows:
         """Room for sequences; the last ones', and their captured graphs, if it is large enough."""
@@ -282,10 +275,6 @@ class Engine:
 
     def _forget_rows(self) -> None:
         self._sequence = self._batch = None
-
-    def _eos(self) -> frozenset[int]:
-        eos = self.model.generation_config.eos_token_id
-        return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
     def _report(
         self, texts: list[str], prompts: list[list[int]], generation: Generation
@@ -309,5 +298,5 @@ class Engine:
             choices=self.runtime.choices(),
             memory=self.runtime.plan.as_dict(),
             environment=environment(self.device),
-            notes=[*self.notes, *self._prefill_notes(), *self.runtime.notes()],
+            notes=[*self.notes, *self._lessons.notes(self.policies.prefill), *self.runtime.notes()],
         )

@@ -33,12 +33,16 @@ class Continuation:
 
 @dataclass
 class Generation:
-    """Prefills and decodes sequences; afterwards holds their tokens and times (seconds)."""
+    """Prefills and decodes sequences; afterwards holds their tokens and times (seconds).
+
+    continued: the one prompt follows on the tokens that the rows hold.
+    """
 
     rows: Rows
     sampler: Sampler
     chunk_tokens: int
     stop_tokens: frozenset[int]
+    continued: bool = False
     continuations: list[Continuation] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
     prefill_s: float = 0.0
@@ -78,11 +82,13 @@ class Generation:
             ]
             self._leave(live, last)
         self.decode_copy_s = lanes.take_copy_seconds()
+        self.rows.finish()
 
     def _prefill(self, index: int, prompt: list[int]) -> int:
         """The first token of a sequence."""
         start = time.perf_counter()
-        self.rows.restart()
+        if not self.continued:
+            self.rows.restart()
         ids_1T = torch.tensor([prompt], device=self.rows.runtime.lanes.device)
         behind = len(prompt)
         for chunk in ids_1T.split(self.chunk_tokens, dim=1):
@@ -114,6 +120,12 @@ class Generation:
                 for by_row in (live, last):
                     by_row[row] = by_row[-1]
                     by_row.pop()
+
+
+def eos_of(model: Any) -> frozenset[int]:
+    """The tokens that end a text, by the model's own generation config."""
+    eos = model.generation_config.eos_token_id
+    return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
 
 class TextStream:

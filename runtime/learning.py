@@ -80,7 +80,7 @@ class Learning:
         self._saved = self._costs.as_dict()
         self._times: ChunkTimes | None = None
         self._cycle = 0.0
-        self.forget_choices()
+        self._chosen: dict[tuple[int, str, bool], list[dict[str, float]]] = defaultdict(list)
 
     # One chunk.
 
@@ -141,15 +141,14 @@ class Learning:
         entry = self._chosen[self._num_tokens, choice.name, ahead.waits]
         entry.append(dict(choice.expected_s))
 
-    def choices(self) -> list[Chosen]:
-        """Since `forget_choices`, by length and way."""
-        return [
+    def take_choices(self) -> list[Chosen]:
+        """Since the last call, by length and way."""
+        chosen = [
             Chosen(*key, len(entries), _means(entries))
             for key, entries in sorted(self._chosen.items())
         ]
-
-    def forget_choices(self) -> None:
-        self._chosen: dict[tuple[int, str, bool], list[dict[str, float]]] = defaultdict(list)
+        self._chosen.clear()
+        return chosen
 
     def save(self) -> None:
         """Keep the costs for the next run."""

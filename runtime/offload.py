@@ -6,16 +6,16 @@ singleton, and expert ids are global while rows are local, so several devices ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from residency.policies.cache import CachePolicy
 from residency.policies.decode import DecodeTarget
+from residency.policies.errors import ConfigError
 from residency.policies.prefill import PrefillMode
 from residency.policies.step import Phase, Step
 from residency.runtime.banks import Banks
@@ -25,10 +25,9 @@ from residency.runtime.experts import Call, ExpertMath, Maths
 from residency.runtime.host_experts import HostExperts
 from residency.runtime.host_nodes import HostNodes
 from residency.runtime.lanes import Lanes
-from residency.runtime.learning import Chosen, Learning, Router
+from residency.runtime.learning import Chosen, Learning
 from residency.runtime.memory import MemoryPlan
 from residency.runtime.prefill import PrefillExecutor
-from residency.runtime.prefill_views import Views
 from residency.runtime.quotas import QuotaTable
 from residency.runtime.recorder import RouteRecorder
 from residency.runtime.routing import Routing
@@ -80,16 +79,14 @@ class OffloadRuntime:
         capturable: bool = True,
         table_reads: Iterable[tuple[int, int]] = (),
         host: HostExperts | None = None,
-        router: Router | None = None,
-        profile: Path | None = None,
+        learning_of: Callable[[PrefillMode], Learning] | None = None,
     ) -> None:
         """routing: replaces the model's routes; None leaves them.
         shape: the kernels' view of a row; None computes in plain torch.
         capturable: whether a graph may hold what the model does around its experts.
         table_reads: MoE layers beside a host table, and the bytes that a token reads of it.
         host: computes experts in their banks; None for plain torch, which no graph captures.
-        router: asks the model's routers early; None where their guesses are worth nothing.
-        profile: file in which a prefill mode that learns keeps its costs; None for nowhere.
+        learning_of: what a prefill mode starts to learn from; None for nothing.
         """
         space, layout = banks.space, banks.layout
         self.banks = banks
@@ -104,7 +101,7 @@ class OffloadRuntime:
         self.pool = SlotPool(space, plan.num_slots, policies.cache, device)
         # Index of the last token seen, over the engine's life; the first token has index 0.
         self.clock = torch.full((), -1, dtype=torch.int64, device=device)
-        self._tokens_seen = 0
+        self.tokens_seen = 0
         self.position = 0  # tokens of the sequence in flight that were seen before this step
         self.tokens_behind = 0  # tokens of the prompt in flight that come after this chunk
         self._phase: Phase | None = None
@@ -128,19 +125,43 @@ class OffloadRuntime:
                     shape, self.pool, banks, self.rows, self.counters, self.quotas, nodes
                 )
                 self.capturable, self.decode_is_fused = capturable, True
-        self._learning = Learning(
-            space, policies.prefill, router, profile, copies_beside=device.type == "cuda"
-        )
-        self._prefill = PrefillExecutor(
-            policies.prefill,
-            self.pool,
-            ring,
-            transfers,
-            maths,
-            self.counters,
-            self._learning,
-            Views(self._learning, self.quotas.host_layers),
-        )
+        self._executor_parts = ring, transfers, maths
+        self._learning_of = learning_of or (lambda mode: Learning(space, mode))
+        self._executors: dict[PrefillMode, PrefillExecutor] = {}
+        self._prefill = self._executor(policies.prefill)
+
+    def _executor(self, mode: PrefillMode) -> PrefillExecutor:
+        """The one that runs `mode`, with what it has learnt."""
+        if mode not in self._executors:
+            self._executors[mode] = PrefillExecutor(
+                mode,
+                self.pool,
+                *self._executor_parts,
+                self.counters,
+                self._learning_of(mode),
+                self.quotas.host_layers,
+            )
+        return self._executors[mode]
+
+    @contextmanager
+    def prefilling(self, mode: PrefillMode) -> Iterator[None]:
+        """Inside, chunks are planned by `mode`; slots, staging and graphs stay as they are.
+
+        Raises ConfigError for a mode that cuts chunks or staging otherwise than the runtime's own.
+        """
+        own, executor = self.policies, self._prefill
+        for key in (field.name for field in fields(PrefillMode.Config)):
+            theirs, ours = getattr(mode.config, key), getattr(own.prefill.config, key)
+            if theirs != ours:
+                raise ConfigError(
+                    f"prefill={mode.name}: its {key}={theirs} and that of the staging there is, "
+                    f"{ours}, must be equal"
+                )
+        self.policies, self._prefill = replace(own, prefill=mode), self._executor(mode)
+        try:
+            yield
+        finally:
+            self.policies, self._prefill = own, executor
 
     @contextmanager
     def step(self, phase: Phase, num_tokens: int, behind: int = 0) -> Iterator[None]:
@@ -154,7 +175,7 @@ class OffloadRuntime:
             try:
                 if phase is Phase.PREFILL:
                     promoted = self.policies.cache.promoted(num_tokens, behind)
-                    self._prefill.begin(num_tokens, self._tokens_seen - 1, promoted)
+                    self._prefill.begin(num_tokens, self.tokens_seen - 1, promoted)
                 yield
                 if phase is Phase.PREFILL:
                     self._prefill.end()
@@ -168,11 +189,11 @@ class OffloadRuntime:
         if phase is Phase.DECODE:
             self._decode.prepare()
         horizon = self.policies.cache.horizon
-        if horizon is not None and self._tokens_seen + num_tokens >= horizon:
+        if horizon is not None and self.tokens_seen + num_tokens >= horizon:
             self.policies.cache.rebase(horizon // 2)
             self.clock -= horizon // 2
-            self._tokens_seen -= horizon // 2
-        self._tokens_seen += num_tokens
+            self.tokens_seen -= horizon // 2
+        self.tokens_seen += num_tokens
         for layer, num_bytes in self._table_reads:
             self.counters.moved(layer, phase, Source.TABLE, num_tokens * num_bytes)
 
@@ -210,13 +231,12 @@ class OffloadRuntime:
 
     def choices(self) -> list[Chosen]:
         """What the prefill mode chose, where it had a choice, since the last call."""
-        chosen = self._learning.choices()
-        self._learning.forget_choices()
-        return chosen
+        return self._prefill.learning.take_choices()
 
     def close(self) -> None:
         """Keep what was learnt for the next run."""
-        self._learning.save()
+        for executor in self._executors.values():
+            executor.learning.save()
 
     def notes(self) -> list[str]:
         """Lines for a report, on what has run."""
@@ -230,7 +250,7 @@ class OffloadRuntime:
         """Empty the slots and the policy's memory, as if nothing had ever run."""
         self.pool.clear()
         self.clock.fill_(-1)
-        self._tokens_seen = 0
+        self.tokens_seen = 0
 
     def check(self) -> None:
         """Audit the maps and the counters. Raises PolicyError on any difference."""

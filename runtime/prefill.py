@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import torch
 
@@ -22,6 +22,7 @@ from residency.runtime.counters import Counters, Source
 from residency.runtime.experts import Call, Maths, PartialSum
 from residency.runtime.lanes import Mark, Reading
 from residency.runtime.learning import Learning
+from residency.runtime.lots import Lot, Pending
 from residency.runtime.prefill_books import Books
 from residency.runtime.prefill_plans import ids_of, plan_ahead, plan_rest
 from residency.runtime.prefill_views import Views
@@ -30,26 +31,6 @@ from residency.runtime.staging import Buffer, StagingRing
 from residency.runtime.transfers import Transfers
 
 AT_ONCE_BYTES = 64 << 20  # about a millisecond of the link, in which a layer is planned
-
-
-@dataclass(frozen=True)
-class Lot:
-    """Experts (ids within the layer) that are computed together once `ready` has passed."""
-
-    layer: int
-    experts: list[int]
-    rows: list[int]
-    ready: Mark
-    buffer: Buffer | None = None
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A lot whose staging copy is planned but not issued."""
-
-    layer: int
-    experts: list[int]
-    slots: list[int] | None  # copied from these slots, or from the bank when None
 
 
 class PrefillExecutor:
@@ -64,8 +45,9 @@ class PrefillExecutor:
         maths: Maths,
         counters: Counters,
         learning: Learning,
-        views: Views,
+        host_layers: Collection[int] = (),
     ) -> None:
+        """host_layers: those whose slots decode does not read."""
         self.mode = mode
         self.pool = pool
         self.ring = ring
@@ -73,7 +55,7 @@ class PrefillExecutor:
         self.maths = maths
         self.counters = counters
         self.learning = learning
-        self.views = views
+        self.views = Views(learning, host_layers)
         self._books = Books(counters, learning)
         self._maps = pool
         self._group_size = -(-pool.space.num_experts // mode.config.groups)

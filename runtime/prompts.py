@@ -19,16 +19,21 @@ class PromptReader:
         self.source = source
         self.context = context
 
-    def ids(self, prompt: str | Ids[int], max_new_tokens: int) -> list[int]:
-        """The prompt's token ids. Raises WorkloadError or CheckpointError where it cannot run."""
+    def ids(self, prompt: str | Ids[int], max_new_tokens: int, held: int = 0) -> list[int]:
+        """The prompt's token ids. Raises WorkloadError or CheckpointError where it cannot run.
+
+        held: tokens that it follows on.
+        """
         if max_new_tokens < 1:
             raise WorkloadError(f"workload.max_new_tokens={max_new_tokens}: it must be at least 1")
         ids = self._read(prompt)
         if not ids:
             raise WorkloadError("the prompt is empty; give at least one token of text")
-        if len(ids) + max_new_tokens > self.context:
+        if held + len(ids) + max_new_tokens > self.context:
+            behind = f" behind the {held} that it continues" if held else ""
             raise WorkloadError(
-                f"the prompt has {len(ids)} tokens and workload.max_new_tokens={max_new_tokens} "
+                f"the prompt has {len(ids)} tokens{behind} and "
+                f"workload.max_new_tokens={max_new_tokens} "
                 f"asks for more than the context of {self.context} has room for; shorten either"
             )
         return ids

@@ -51,6 +51,9 @@ class Rows(Protocol):
     def leave(self, row: int) -> None:
         """The sequence in `row` is done; the last row takes its place."""
 
+    def finish(self) -> None:
+        """The generation has ended."""
+
 
 class DecodeStep:
     """The model over one token of each row, in fixed shapes: eager once, then captured.
@@ -103,6 +106,7 @@ class Sequence:
         self.runtime = runtime
         self.capacity = capacity
         self.cache = StaticCache(config=model.config, max_cache_len=capacity)
+        self.held = 0  # tokens that a prompt may follow on; 0 while a generation runs
         self._step = DecodeStep(runtime, self._forward)
 
     @property
@@ -110,7 +114,8 @@ class Sequence:
         return self._step.graph
 
     def clear(self) -> None:
-        """See `Rows`; `restart` does all of it."""
+        """See `Rows`; what is held is at stake until the generation has ended."""
+        self.held = 0
 
     def restart(self) -> None:
         """Forget all tokens."""
@@ -131,6 +136,10 @@ class Sequence:
 
     def leave(self, row: int) -> None:
         """See `Rows`; `restart` does all of it."""
+
+    def finish(self) -> None:
+        """See `Rows`; all tokens that steps have seen may be followed on."""
+        self.held = self.runtime.position
 
     def _forward(self, ids_1T: torch.Tensor) -> torch.Tensor:
         output = self.model(ids_1T, cache=self.cache, use_cache=True, logits_to_keep=1)

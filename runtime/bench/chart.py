@@ -10,7 +10,6 @@ from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from residency.runtime.bench.report import BenchReport
 
-CHART_NAME = "chart.png"
 INK, GREY, RED, BLUE = "#222222", "#888888", "#c0392b", "#2166ac"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,14 +127,23 @@ def _gather_rate(engine: Engine, repeats: int) -> Spread:
 def resident(engine: Engine, plan_of: Meter) -> Resident:
     """Times of the same prompts and decodes on the same banks, with a slot for every expert."""
     try:
-        with engine.reconfigured(_everything_resident(engine.policies)):
-            _load_everything(engine)
+        with everything_resident(engine):
             meter = Meter(engine, plan_of.plan)
             decode = meter.decode()
             prefill = tuple(meter.resident_prefill(n) for n in sorted(meter.plan.lengths))
             return Resident(prefill, decode)
     except (CapacityError, WorkloadError) as error:  # the second: too short a context to visit all
         return Resident(reason=f"not every expert could be loaded: {error}")
+
+
+@contextmanager
+def everything_resident(engine: Engine) -> Iterator[None]:
+    """Inside, every expert lies in a slot. Raises CapacityError, or WorkloadError where the context
+    is too short for a prompt that visits all.
+    """
+    with engine.reconfigured(_everything_resident(engine.policies)):
+        _load_everything(engine)
+        yield
 
 
 def cover(space: IdSpace, device: torch.device) -> TableRouting:

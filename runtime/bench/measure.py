@@ -36,14 +36,27 @@ class Plan:
         return max(max(self.lengths) + 1, self.decode_context + 1 + self.decode_tokens)
 
 
+class RandomPrompts:
+    """Token ids drawn from a model's vocabulary, no two prompts alike."""
+
+    def __init__(self, engine: Engine, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self._vocabulary = int(engine.model.config.get_text_config().vocab_size)
+
+    def prompt(self, length: int) -> list[int]:
+        ids: list[int] = torch.randint(
+            self._vocabulary, (length,), generator=self._generator
+        ).tolist()
+        return ids
+
+
 class Meter:
     """Runs a plan's prompts, all of random tokens and no two alike."""
 
     def __init__(self, engine: Engine, plan: Plan) -> None:
         self.engine = engine
         self.plan = plan
-        self._generator = torch.Generator().manual_seed(plan.seed)
-        self._vocabulary = int(engine.model.config.get_text_config().vocab_size)
+        self._prompts = RandomPrompts(engine, plan.seed)
 
     def decode(self) -> Samples:
         """Decodes one after another, each in the slots that the one before left.
@@ -69,21 +82,8 @@ class Meter:
         runs = []
         for _ in range(self.plan.warmups + self.plan.repeats):
             before()
-            runs.append(Sample.prefill(*self._timed(length)))
+            runs.append(Sample.prefill(*timed_prefill(self.engine, self.prompt(length))))
         return Samples(length, tuple(runs[self.plan.warmups :]))
-
-    def _timed(self, length: int) -> tuple[Report, float | None]:
-        """A prompt to its first token, and its time by CUDA events."""
-        prompt = self.prompt(length)
-        if self.engine.device.type != "cuda":
-            return self.engine.generate(prompt, max_new_tokens=1, ignore_eos=True), None
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        report = self.engine.generate(
-            prompt, max_new_tokens=1, ignore_eos=True, on_logits=lambda _: end.record()
-        )
-        end.synchronize()
-        return report, begin.elapsed_time(end) / 1e3
 
     def _decode(self) -> Sample:
         prompts = [self.prompt(self.plan.decode_context) for _ in range(self.plan.batch)]
@@ -93,7 +93,27 @@ class Meter:
         )
 
     def prompt(self, length: int) -> list[int]:
-        ids: list[int] = torch.randint(
-            self._vocabulary, (length,), generator=self._generator
-        ).tolist()
-        return ids
+        return self._prompts.prompt(length)
+
+
+def timed_prefill(
+    engine: Engine, prompt: list[int], *, continued: bool = False
+) -> tuple[Report, float | None]:
+    """A prompt to its first token, and its time by CUDA events where there are any.
+
+    continued: as `Engine.generate_batch` takes it.
+    """
+    if engine.device.type != "cuda":
+        report = engine.generate(prompt, max_new_tokens=1, ignore_eos=True, continued=continued)
+        return report, None
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    report = engine.generate(
+        prompt,
+        max_new_tokens=1,
+        ignore_eos=True,
+        on_logits=lambda _: end.record(),
+        continued=continued,
+    )
+    end.synchronize()
+    return report, begin.elapsed_time(end) / 1e3

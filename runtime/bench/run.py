@@ -27,7 +27,7 @@ def measure(engine: Engine, plan: Plan, told: Callable[[str], None]) -> BenchRep
     prefill = tuple(meter.prefills(lambda samples: told(_line(samples))))
     told("all resident")
     compute = resident(engine, meter)
-    judge = _Judge(engine, link, compute)
+    judge = Judge(engine, link, compute)
     return BenchReport(
         title=f"cache={policies.cache.name} prefill={policies.prefill.name} "
         f"decode={policies.decode.name}, {runtime_plan.num_slots} slots, {plan.pool} pool",
@@ -45,11 +45,11 @@ def measure(engine: Engine, plan: Plan, told: Callable[[str], None]) -> BenchRep
     )
 
 
-class _Judge:
+class Judge:
     """Puts the floor beside each measurement."""
 
     def __init__(self, engine: Engine, link: LinkRate, compute: Resident) -> None:
-        self._policies = engine.policies
+        self._engine = engine
         self._rate = link.rate.median
         self._compute = compute
         self._num_layers = engine.architecture.space.num_layers
@@ -67,7 +67,7 @@ class _Judge:
     def decode(self, samples: Samples) -> Decode:
         """A decode step always waits for its router."""
         compute_s = self._compute.decode_s
-        if compute_s is None or self._policies.decode.computes_on_host(self._num_layers):
+        if compute_s is None or self._engine.policies.decode.computes_on_host(self._num_layers):
             return Decode(samples, None)
         link_s = samples.link_bytes / samples.tokens / self._rate
         return Decode(samples, Floor.of(link_s, compute_s, self._group_s, waits=True))

@@ -1,5 +1,5 @@
 """Workloads: what is run on an engine."""
 
-from residency.runtime.workloads.base import Workload
+from residency.runtime.workloads.base import Measurement, Workload
 
-__all__ = ["Workload"]
+__all__ = ["Measurement", "Workload"]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from residency.policies.base import Part
 from residency.runtime.engine import Engine
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 class Workload(Part, ABC):
     """What is run, and reported on."""
 
     group: ClassVar[str] = "workload"
+    command: ClassVar[str] = "run"  # the one that runs it
 
     @property
     def batch(self) -> int:
@@ -23,3 +27,20 @@ class Workload(Part, ABC):
     @abstractmethod
     def run(self, engine: Engine, told: Callable[[str], None] | None = None) -> Any:
         """Run on `engine` and report; `told` hears of progress. Raises WorkloadError."""
+
+
+class Measurement(Workload):
+    """A workload whose report is numbers beside the limits of the machine, and a picture.
+
+    Its reports have `as_dict()`, for result.json, and `notes`.
+    """
+
+    command: ClassVar[str] = "bench"
+
+    @abstractmethod
+    def tables(self, report: Any) -> list[Table]:
+        """What a person reads on the terminal."""
+
+    @abstractmethod
+    def chart(self, report: Any) -> bytes:
+        """The picture, as a PNG file's bytes."""

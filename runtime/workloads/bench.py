@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from residency.policies.base import Conflict
-from residency.policies.errors import WorkloadError
 from residency.runtime.bench.measure import COLD, WARM, Plan
 from residency.runtime.bench.report import BenchReport
 from residency.runtime.engine import Engine
-from residency.runtime.workloads.base import Workload
+from residency.runtime.workloads.base import Measurement
+from residency.runtime.workloads.checks import (
+    check_context,
+    length_faults,
+    number_faults,
+    seed_faults,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
-class Bench(Workload):
+class Bench(Measurement):
     """Random prompts; what is measured does not depend on their text, unless routes do."""
 
     @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,27 +50,13 @@ class Bench(Workload):
 
     def faults(self) -> Iterator[Conflict]:
         config = self.config
-        if not config.lengths or min(config.lengths) < 1:
-            reason = "each length must be at least 1, and there must be one"
-            yield Conflict(
-                (f"workload.lengths={config.lengths}",), reason, "workload.lengths=[64,512]"
-            )
-        elif len(set(config.lengths)) < len(config.lengths):
-            reason = "a length is there twice; workload.repeats measures one several times"
-            unique = ",".join(map(str, sorted(set(config.lengths))))
-            key = f"workload.lengths={config.lengths}"
-            yield Conflict((key,), reason, f"workload.lengths=[{unique}]")
+        yield from length_faults(config.lengths)
         least = dict(decode_tokens=1, decode_context=1, batch=1, repeats=1, warmups=0)
-        for name, bound in least.items():
-            if (value := getattr(config, name)) < bound:
-                reason = f"it must be at least {bound}"
-                yield Conflict((f"workload.{name}={value}",), reason, f"workload.{name}={bound}")
+        yield from number_faults(config, least)
         if config.pool not in (COLD, WARM):
             reason = f"it must be {COLD} or {WARM}"
             yield Conflict((f"workload.pool={config.pool}",), reason, f"workload.pool={COLD}")
-        if not 0 <= config.seed < 1 << 63:
-            reason = "it must be from 0 to 2^63 - 1"
-            yield Conflict((f"workload.seed={config.seed}",), reason, "workload.seed=0")
+        yield from seed_faults(config.seed)
 
     @property
     def batch(self) -> int:
@@ -85,11 +80,15 @@ class Bench(Workload):
         """Measure `engine`; `told` hears of progress. Raises WorkloadError for too long prompts."""
         from residency.runtime.bench.run import measure
 
-        needed = self.plan.context
-        if needed > engine.context:
-            raise WorkloadError(
-                f"workload.lengths={self.config.lengths}: the longest run needs a context of "
-                f"{needed} tokens and there is one of {engine.context}; shorten it or raise "
-                "model.context"
-            )
+        check_context(self.config.lengths, self.plan.context, engine.context)
         return measure(engine, self.plan, told or (lambda line: None))
+
+    def tables(self, report: BenchReport) -> list[Table]:
+        from residency.runtime.bench.tables import bench_tables
+
+        return bench_tables(report)
+
+    def chart(self, report: BenchReport) -> bytes:
+        from residency.runtime.bench.chart import chart_png
+
+        return chart_png(report)

@@ -8,6 +8,7 @@ from residency.conf import build_engine, compose
 from residency.conf.options import GROUPS, option_names, option_node
 from residency.policies.errors import CapacityError, WorkloadError
 from residency.runtime.bench.measure import Meter
+from residency.runtime.bench.modes import Course
 from residency.runtime.loaded import Loaded
 
 PROMPT = list(range(3, 23))
@@ -41,13 +42,16 @@ class Bench:
 
     def asked(self, *overrides):
         """(prompts, max_new_tokens) of each generation that a bench runs, the decodes first."""
-        short = [f"workload.{key}" for key in ("lengths=[4]", "decode_tokens=2", "repeats=1")]
-        plan = self.compose(*short, "workload.warmups=0", *overrides).workload.plan
+        keys = ("lengths=[4]", "decode_tokens=2", "repeats=1", "warmups=0")
+        modes = ("modes=[always_stream]", "crossing=[]", "pools=[cold]")
+        by_turns = self.choice == "workload=prefill_modes"
+        short = [f"workload.{key}" for key in (*keys, *(modes if by_turns else ()))]
+        workload = self.compose(*short, *overrides).workload
         calls = []
         model = (f"model.path={self.checkpoint}", "model.dtype=float32", "device=cpu")
         config = compose(["model=folder", *model, "cache.slots=all"])
         with (
-            build_engine(config, batch=plan.batch) as engine,
+            build_engine(config, batch=workload.batch) as engine,
             pytest.MonkeyPatch.context() as patch,
         ):
             real = engine.generate_batch
@@ -57,9 +61,12 @@ class Bench:
                 return real(prompts, **kwargs)
 
             patch.setattr(engine, "generate_batch", generate_batch)
-            meter = Meter(engine, plan)
-            meter.decode()
-            list(meter.prefills(lambda samples: None))
+            if by_turns:
+                take_turns(engine, workload.contest)
+            else:
+                meter = Meter(engine, workload.plan)
+                meter.decode()
+                list(meter.prefills(lambda samples: None))
         return calls
 
     def plan(self, *overrides):
@@ -90,6 +97,12 @@ class Bench:
 
     def tokens(self, *overrides):
         return self.report("workload.ignore_eos=true", *overrides).token_ids
+
+
+def take_turns(engine, contest):
+    """All of a contest but the limits of the machine."""
+    for prefix in contest.prefix:
+        list(Course(engine, contest, prefix).stages(contest.modes))
 
 
 def slots(bench):
@@ -370,7 +383,7 @@ def seed(bench):
         assert not torch.equal(*(made_up_routes(bench, n) for n in (1, 2)))
         assert torch.equal(*(made_up_routes(bench, n) for n in (1, 1)))
         return
-    if bench.choice == "workload=bench":
+    if bench.choice in ("workload=bench", "workload=prefill_modes"):
         first, again, other = (bench.asked(f"workload.seed={n}") for n in (1, 1, 2))
         assert first == again != other
         return
@@ -415,18 +428,53 @@ def batch(bench):
 
 def repeats(bench):
     """how often each is run"""
-    assert len(bench.asked("workload.repeats=3")) == 3 * len(bench.asked("workload.repeats=1"))
+    once, twice, thrice = (len(bench.asked(f"workload.repeats={n}")) for n in (1, 2, 3))
+    assert thrice - twice == twice - once > 0
 
 
 def warmups(bench):
     """how often each is run, untimed"""
-    assert len(bench.asked("workload.warmups=2")) == 3 * len(bench.asked("workload.warmups=0"))
+    none, once, twice = (len(bench.asked(f"workload.warmups={n}")) for n in (0, 1, 2))
+    assert twice - once == once - none > 0
 
 
 def pool(bench):
     """whether a prompt finds experts in the slots: warm, a decode runs before each"""
     cold, warm = (bench.asked(f"workload.pool={name}") for name in ("cold", "warm"))
     assert len(warm) == len(cold) + 1
+
+
+def chunks(bench, override):
+    """How many chunks are timed."""
+    return len([new for _, new in bench.asked(override) if new == 1])
+
+
+def modes(bench):
+    """the modes that take turns"""
+    two = "workload.modes=[always_stream,'demand max_tokens=2']"
+    assert chunks(bench, two) == 2 * chunks(bench, "workload.modes=[always_stream]")
+
+
+def pools(bench):
+    """the pools that each chunk is timed in"""
+    assert chunks(bench, "workload.pools=[cold,warm]") == 2 * chunks(bench, "workload.pools=[warm]")
+
+
+def prefix(bench):
+    """the tokens before the chunk, the last of them decoded"""
+    for length in (5, 9):
+        asked = bench.asked(f"workload.prefix=[{length}]")
+        assert {len(prompt) + new - 1 for (prompt,), new in asked if new != 1} == {length}
+
+
+def crossing(bench):
+    """the lines that are compared"""
+    few = ("lengths=[4]", "repeats=1", "warmups=0", "decode_tokens=2", "pools=[cold]")
+    short = [f"workload.{key}" for key in (*few, "modes=[demand,always_stream]")]
+    with tiny_engine(bench.checkpoint, "cache.slots=all") as engine:
+        for pair in ((), ("demand", "always_stream")):
+            workload = bench.compose(*short, f"workload.crossing={list(pair)}").workload
+            assert workload.run(engine).panels[0].crossing == pair
 
 
 def stop_tokens(bench):
@@ -462,6 +510,10 @@ ROWS = {
     "workload.repeats": repeats,
     "workload.warmups": warmups,
     "workload.pool": pool,
+    "workload.pools": pools,
+    "workload.modes": modes,
+    "workload.prefix": prefix,
+    "workload.crossing": crossing,
     "model.path": path,
     "model.dtype": dtype,
     "model.context": context,

@@ -1,0 +1,56 @@
+"""Checks of a workload's keys, as conflicts with their mends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from residency.policies.base import Conflict
+from residency.policies.errors import WorkloadError
+
+
+def length_faults(lengths: Sequence[int]) -> Iterator[Conflict]:
+    """Of `workload.lengths`, prompt lengths in tokens."""
+    if lengths and min(lengths) < 1:
+        reason = "each length must be at least 1"
+        yield Conflict(
+            (f"workload.lengths={_shown(lengths)}",), reason, "workload.lengths=[64,512]"
+        )
+    else:
+        yield from list_faults("workload.lengths", lengths, "[64,512]", "length")
+
+
+def list_faults(key: str, values: Sequence[object], usual: str, what: str) -> Iterator[Conflict]:
+    """Of a list with distinct values, at least one. what: one of them, in words."""
+    if not values:
+        yield Conflict((f"{key}=[]",), f"there must be at least one {what}", f"{key}={usual}")
+    elif len(set(values)) < len(values):
+        unique = ",".join(map(str, dict.fromkeys(values)))
+        reason = f"a {what} is there twice; workload.repeats measures one several times"
+        yield Conflict((f"{key}={_shown(values)}",), reason, f"{key}=[{unique}]")
+
+
+def number_faults(config: object, least: Mapping[str, int]) -> Iterator[Conflict]:
+    """Of whole numbers, by key, with the least value of each."""
+    for name, bound in least.items():
+        if (value := getattr(config, name)) < bound:
+            reason = f"it must be at least {bound}"
+            yield Conflict((f"workload.{name}={value}",), reason, f"workload.{name}={bound}")
+
+
+def seed_faults(seed: int) -> Iterator[Conflict]:
+    if not 0 <= seed < 1 << 63:
+        reason = "it must be from 0 to 2^63 - 1"
+        yield Conflict((f"workload.seed={seed}",), reason, "workload.seed=0")
+
+
+def check_context(lengths: Sequence[int], needed: int, context: int) -> None:
+    """Raises WorkloadError where runs of these lengths need more tokens than the context has."""
+    if needed > context:
+        raise WorkloadError(
+            f"workload.lengths={list(lengths)}: the longest run needs a context of {needed} tokens "
+            f"and there is one of {context}; shorten it or raise model.context"
+        )
+
+
+def _shown(values: Sequence[object]) -> str:
+    return f"[{','.join(map(str, values))}]"

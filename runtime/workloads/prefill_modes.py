@@ -1,0 +1,162 @@
+"""prefill_modes: time to first token over the chunk's length, for prefill modes that take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING
+
+from residency.policies.base import Conflict, Need
+from residency.policies.prefill import PrefillMode
+from residency.runtime.bench.measure import COLD, WARM
+from residency.runtime.engine import Engine
+from residency.runtime.workloads.base import Measurement
+from residency.runtime.workloads.checks import (
+    check_context,
+    length_faults,
+    list_faults,
+    number_faults,
+    seed_faults,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from residency.runtime.bench.modes import Contest
+    from residency.runtime.bench.modes_report import ModesReport
+
+EVERY_LENGTH = "max_tokens=1048576"
+MODES = (
+    "always_stream", "hit_d2d", "in_place", f"demand {EVERY_LENGTH}", "speculate", "auto",
+)  # fmt: skip
+SHARED = tuple(field.name for field in fields(PrefillMode.Config))  # by all modes of one staging
+
+
+class PrefillModes(Measurement):
+    """Modes take turns on one pool, so that what drifts hits all of them alike.
+
+    The combination's own prefill mode says how chunks and staging are cut, for all of them, and
+    prefills the conversations that come before.
+    """
+
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Config:
+        """lengths: of the timed chunks, in tokens.
+        modes: options of the group prefill, each with values of its keys behind it, if any, as in
+            "demand max_tokens=64".
+        pools: cold (slots are emptied before each chunk), warm (as a decode left them), or both.
+        prefix: tokens in the KV cache before the chunk, 0 for none; several are drawn in rows.
+        crossing: two of the modes, whose lines' crossing is looked for; [] for none.
+        decode_tokens: decode steps before a warm pool's chunks; the end of a prefix, too.
+        decode_context: length of the prompt before them where there is no prefix.
+        repeats: timed turns of each mode.
+        warmups: turns of each mode at each length before them, not timed, in the first of `pools`.
+        seed: of the prompts.
+        """
+
+        lengths: list[int] = field(default_factory=lambda: [8 << i for i in range(11)])
+        modes: list[str] = field(
+            default_factory=lambda: list(MODES), metadata={"option_of": "prefill"}
+        )
+        pools: list[str] = field(default_factory=lambda: [COLD, WARM])
+        prefix: list[int] = field(default_factory=lambda: [0])
+        crossing: list[str] = field(default_factory=lambda: ["always_stream", "demand"])
+        decode_tokens: int = 64
+        decode_context: int = 128
+        repeats: int = 2
+        warmups: int = 2
+        seed: int = 0
+
+    config: Config
+
+    def __init__(self, config: Config, modes: Sequence[PrefillMode]) -> None:
+        """modes: those that `config.modes` describes, in that order."""
+        super().__init__(config)
+        self.modes = dict(zip(_labels(config.modes), modes, strict=True))
+
+    def requirements(self) -> tuple[Need, ...]:
+        """What its modes need of the cache and of decode, each said once."""
+        found: dict[str, Need] = {}
+        for label, mode in self.modes.items():
+            for need in mode.requirements():
+                because = f"it measures prefill={label}: {need.because}"
+                found.setdefault(need.capability, replace(need, because=because))
+        return tuple(found.values())
+
+    def faults(self) -> Iterator[Conflict]:
+        config = self.config
+        yield from length_faults(config.lengths)
+        yield from self._mode_faults()
+        yield from self._pool_faults()
+        yield from self._prefix_faults()
+        least = dict(decode_tokens=1, decode_context=1, repeats=1, warmups=0)
+        yield from number_faults(config, least)
+        yield from seed_faults(config.seed)
+
+    def _mode_faults(self) -> Iterator[Conflict]:
+        config, labels = self.config, list(self.modes)
+        yield from list_faults("workload.modes", config.modes, "[always_stream,demand]", "mode")
+        for text, mode in zip(config.modes, self.modes.values(), strict=False):
+            key = (f"workload.modes, {text}",)
+            for fault in mode.faults():
+                yield Conflict(key, f"{fault.keys[0]}: {fault.reason}", fault.mend)
+            for name in (setting.partition("=")[0] for setting in text.split()[1:]):
+                if name in SHARED:
+                    reason = f"all modes use one staging; {name} is the combination's own mode's"
+                    yield Conflict(key, reason, f"prefill.{name}=...")
+        crossing = config.crossing
+        if crossing and (len(set(crossing)) != 2 or not set(crossing) <= set(labels)):
+            reason = f"it must be two of the modes {', '.join(labels)}, or none"
+            yield Conflict((f"workload.crossing={crossing}",), reason, "workload.crossing=[]")
+
+    def _pool_faults(self) -> Iterator[Conflict]:
+        pools = self.config.pools
+        if set(pools) - {COLD, WARM}:
+            reason = f"each must be {COLD} or {WARM}"
+            yield Conflict((f"workload.pools={pools}",), reason, f"workload.pools=[{COLD},{WARM}]")
+        else:
+            yield from list_faults("workload.pools", pools, f"[{COLD},{WARM}]", "pool")
+
+    def _prefix_faults(self) -> Iterator[Conflict]:
+        prefix, decoded = self.config.prefix, self.config.decode_tokens
+        if any(length != 0 and length <= decoded for length in prefix):
+            reason = f"it must be 0, or more than the {decoded} decoded tokens that it ends with"
+            mend = f"workload.prefix=[{decoded + 1}]"
+            yield Conflict((f"workload.prefix={prefix}",), reason, mend)
+        else:
+            yield from list_faults("workload.prefix", prefix, "[0]", "prefix")
+
+    @property
+    def contest(self) -> Contest:
+        from residency.runtime.bench.modes import Contest
+
+        config = self.config
+        names = (field.name for field in fields(self.Config) if field.name != "modes")
+        values = {name: getattr(config, name) for name in names}
+        return Contest(modes=self.modes, **values)
+
+    def run(self, engine: Engine, told: Callable[[str], None] | None = None) -> ModesReport:
+        """Measure `engine`; `told` hears of progress. Raises WorkloadError for too long chunks."""
+        from residency.runtime.bench.modes import measure_modes
+
+        contest = self.contest
+        check_context(self.config.lengths, contest.context, engine.context)
+        return measure_modes(engine, contest, told or (lambda line: None))
+
+    def tables(self, report: ModesReport) -> list[Table]:
+        from residency.runtime.bench.modes_tables import modes_tables
+
+        return modes_tables(report)
+
+    def chart(self, report: ModesReport) -> bytes:
+        from residency.runtime.bench.modes_chart import modes_png
+
+        return modes_png(report)
+
+
+def _labels(texts: Sequence[str]) -> list[str]:
+    """The options' names; the whole texts where one option is there several times."""
+    names = [text.partition(" ")[0] for text in texts]
+    return [
+        name if names.count(name) == 1 else text for name, text in zip(names, texts, strict=True)
+    ]
