@@ -61,6 +61,8 @@ class PrefillExecutor:
         self._group_size = -(-pool.space.num_experts // mode.config.groups)
         row_bytes = transfers.rows.shape[1]
         self._at_once = min(self._group_size, max(1, AT_ONCE_BYTES // row_bytes))
+        if not transfers.lanes.copies_beside:
+            self._at_once = 0  # the host would plan no earlier
         self._abandon()
 
     def begin(self, num_tokens: int, last_token: int, promoted: int) -> None:
@@ -277,8 +279,9 @@ class PrefillExecutor:
         if lot.slots is not None:
             ready = self.transfers.duplicate(lot.layer, Phase.PREFILL, lot.slots, rows, *after)
         else:
+            source = Source.FETCH if waited else Source.STREAM
             ready = self.transfers.fetch(
-                lot.layer, Phase.PREFILL, Source.STREAM, lot.experts, rows, *after
+                lot.layer, Phase.PREFILL, source, lot.experts, rows, *after
             )
             self.learning.copied(lot.layer, len(lot.experts), ready, waited=waited)
         return Lot(lot.layer, lot.experts, rows, ready, buffer)

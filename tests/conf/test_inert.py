@@ -124,7 +124,7 @@ def prefill_tokens(bench):
     for last, resident in ((0, False), (1, True)):
         with tiny_engine(bench.checkpoint, *few, f"cache.prefill_tokens={last}") as engine:
             engine.generate(PROMPT, max_new_tokens=1)
-            assert bool((engine.runtime.pool.snapshot() >= 0).any()) is resident
+            assert bool((engine.runtime.pool.slot_of >= 0).any()) is resident
 
 
 def prefill_weight(bench):
