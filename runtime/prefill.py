@@ -22,7 +22,7 @@ from residency.runtime.counters import Counters, Source
 from residency.runtime.experts import Call, Maths, PartialSum
 from residency.runtime.lanes import Mark, Reading
 from residency.runtime.learning import Learning
-from residency.runtime.lots import Lot, Pending
+from residency.runtime.lots import Lot, Pending, staged
 from residency.runtime.prefill_books import Books
 from residency.runtime.prefill_plans import ids_of, plan_ahead, plan_rest
 from residency.runtime.prefill_views import Views
@@ -59,10 +59,9 @@ class PrefillExecutor:
         self._books = Books(counters, learning)
         self._maps = pool
         self._group_size = -(-pool.space.num_experts // mode.config.groups)
-        row_bytes = transfers.rows.shape[1]
-        self._at_once = min(self._group_size, max(1, AT_ONCE_BYTES // row_bytes))
-        if not transfers.lanes.copies_beside:
-            self._at_once = 0  # the host would plan no earlier
+        at_once = min(self._group_size, max(1, AT_ONCE_BYTES // transfers.rows.shape[1]))
+        # Where the host copies itself it would plan no earlier.
+        self._at_once = at_once if transfers.lanes.copies_beside else 0
         self._abandon()
 
     def begin(self, num_tokens: int, last_token: int, promoted: int) -> None:
@@ -260,17 +259,7 @@ class PrefillExecutor:
     # Both.
 
     def _staged(self, layer: int, plan: Plan) -> Iterator[Pending]:
-        """Lots through staging, hits first, cut to the group size."""
-        slots_E = self._maps.layer_slots(layer)
-        for group in self._groups(plan.copy):
-            yield Pending(layer, group, slots_E[group].tolist())
-        for group in self._groups(plan.stream):
-            yield Pending(layer, group, None)
-
-    def _groups(self, mask: torch.Tensor) -> Iterator[list[int]]:
-        experts = ids_of(mask)
-        for start in range(0, len(experts), self._group_size):
-            yield experts[start : start + self._group_size]
+        return staged(layer, plan, self._maps.layer_slots(layer), self._group_size)
 
     def _issue(self, lot: Pending, buffer: Buffer, *, waited: bool = False) -> Lot:
         """waited: for the layer's router."""
