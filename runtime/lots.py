@@ -26,19 +26,22 @@ class Lot:
 
 @dataclass(frozen=True)
 class Pending:
-    """A lot whose staging copy is planned but not issued."""
+    """A lot whose staging copy is planned but not issued. waited: for the layer's router."""
 
     layer: int
     experts: list[int]
     slots: list[int] | None  # copied from these slots, or from the bank when None
+    waited: bool
 
 
-def staged(layer: int, plan: Plan, slots_E: torch.Tensor, group_size: int) -> Iterator[Pending]:
+def staged(
+    layer: int, plan: Plan, slots_E: torch.Tensor, group_size: int, *, waited: bool
+) -> Iterator[Pending]:
     """Lots through staging, hits first, cut to the group size. slots_E: int32 [E]."""
     for group in _groups(plan.copy, group_size):
-        yield Pending(layer, group, slots_E[group].tolist())
+        yield Pending(layer, group, slots_E[group].tolist(), waited)
     for group in _groups(plan.stream, group_size):
-        yield Pending(layer, group, None)
+        yield Pending(layer, group, None, waited)
 
 
 def _groups(mask: torch.Tensor, size: int) -> Iterator[list[int]]:

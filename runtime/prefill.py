@@ -142,7 +142,7 @@ class PrefillExecutor:
         self.learning.chose(ahead)
         self._open = not ahead.waits
         self._ahead.append(ahead)
-        self._pending.extend(self._staged(layer, ahead.plan))
+        self._pending.extend(self._staged(layer, ahead.plan, waited=False))
         return True
 
     def _pump(self) -> None:
@@ -172,7 +172,9 @@ class PrefillExecutor:
             return  # all of it is read in place
         plan = plan_rest(self.mode, self.views.behind(ids_TK, routed, list(landed)), ahead)
         if plan.copy.any():  # first: an admission may evict what they read
-            self._pending.extend(self._staged(layer, Plan.of(len(routed), copy=plan.copy)))
+            self._pending.extend(
+                self._staged(layer, Plan.of(len(routed), copy=plan.copy), waited=True)
+            )
             self._run(layer, work)
         if plan.in_place.any():
             experts = ids_of(plan.in_place)
@@ -181,7 +183,9 @@ class PrefillExecutor:
             read = ids_of(routed & (ahead.plan.in_place | plan.in_place))
             self._admit(step, work, read, ids_of(plan.admit), landed, before)
         if plan.stream.any():
-            self._pending.extend(self._staged(layer, Plan.of(len(routed), stream=plan.stream)))
+            self._pending.extend(
+                self._staged(layer, Plan.of(len(routed), stream=plan.stream), waited=True)
+            )
 
     def _start_at_once(self, layer: int, routed: torch.Tensor) -> None:
         """Let the link have something to do while the host plans: whatever the plan, routed experts
@@ -192,7 +196,7 @@ class PrefillExecutor:
             missing[lot.experts] = False
         experts = ids_of(missing)[: self._at_once]
         if experts and (buffer := self.ring.acquire()) is not None:
-            lot = self._issue(Pending(layer, experts, None), buffer, waited=True)
+            lot = self._issue(Pending(layer, experts, None, True), buffer, Source.FETCH)
             self._issued.append(lot)
 
     def _landed(self) -> dict[int, int]:
@@ -258,21 +262,20 @@ class PrefillExecutor:
 
     # Both.
 
-    def _staged(self, layer: int, plan: Plan) -> Iterator[Pending]:
-        return staged(layer, plan, self._maps.layer_slots(layer), self._group_size)
+    def _staged(self, layer: int, plan: Plan, *, waited: bool) -> Iterator[Pending]:
+        slots_E = self._maps.layer_slots(layer)
+        return staged(layer, plan, slots_E, self._group_size, waited=waited)
 
-    def _issue(self, lot: Pending, buffer: Buffer, *, waited: bool = False) -> Lot:
-        """waited: for the layer's router."""
+    def _issue(self, lot: Pending, buffer: Buffer, source: Source = Source.STREAM) -> Lot:
         rows = list(buffer.rows(len(lot.experts)))
         after = (self._start, buffer.free)
         if lot.slots is not None:
             ready = self.transfers.duplicate(lot.layer, Phase.PREFILL, lot.slots, rows, *after)
         else:
-            source = Source.FETCH if waited else Source.STREAM
             ready = self.transfers.fetch(
                 lot.layer, Phase.PREFILL, source, lot.experts, rows, *after
             )
-            self.learning.copied(lot.layer, len(lot.experts), ready, waited=waited)
+            self.learning.copied(lot.layer, len(lot.experts), ready, waited=lot.waited)
         return Lot(lot.layer, lot.experts, rows, ready, buffer)
 
     def _run(self, layer: int, work: PartialSum) -> None:
