@@ -24,6 +24,8 @@ class Admission(NamedTuple):
     fetched: bool [N] whether that row must first be filled from the bank.
     on_host: bool [N] the missing ones beyond the quota, which the host computes.
     counts: int64 [5] lookups, hits, misses, evictions, and how many of the misses are on_host.
+    entered: int64 [N] those that were given a slot, the sink id elsewhere.
+    evicted: int64 [N] whom each of them displaced, the sink id where nobody was.
     """
 
     unique: torch.Tensor
@@ -31,6 +33,8 @@ class Admission(NamedTuple):
     fetched: torch.Tensor
     on_host: torch.Tensor
     counts: torch.Tensor
+    entered: torch.Tensor
+    evicted: torch.Tensor
 
 
 class Rows(NamedTuple):
@@ -108,20 +112,20 @@ def admit(
     bypassed = fetched & ~entering
     rows = torch.where(hit, slots, num_slots + bypassed.cumsum(0) - 1)
     rows = torch.where(on_host, -1, rows)
-    evictions = unique.new_zeros(())
+    entered = torch.where(entering, unique, sink)
+    evicted = torch.full_like(unique, sink)
     if num_slots:
         order = eviction_order(unique, hit, id_of, keys)
         entering_rank = (entering.cumsum(0) - 1).clamp_(min=0, max=len(order) - 1)
         target = order[entering_rank]
         evicted = torch.where(entering, id_of[target].long(), sink)
-        evictions = (evicted != sink).sum()
         rows = torch.where(entering, target, rows)
         slot_of.index_fill_(0, evicted, -1)
-        slot_of[torch.where(entering, unique, sink)] = target.int()
+        slot_of[entered] = target.int()
         slot_of[sink:].fill_(-1)
         _assign(id_of, target, unique, entering)
-    counts = torch.stack([real.sum(), hit.sum(), missing.sum(), evictions, on_host.sum()])
-    return Admission(unique, rows, fetched, on_host, counts)
+    sums = real.sum(), hit.sum(), missing.sum(), (evicted != sink).sum(), on_host.sum()
+    return Admission(unique, rows, fetched, on_host, torch.stack(sums), entered, evicted)
 
 
 def within_quota(

@@ -39,20 +39,18 @@ def admit_on_host(
     bypassed = fetched & ~entering
     rows[bypassed] = num_slots + np.arange(bypassed.sum())
     rows[on_host] = -1
-    num_entering, evictions = int(entering.sum()), 0
-    if num_entering:
+    entered, evicted = np.where(entering, ids, sink), np.full_like(ids, sink)
+    if num_entering := int(entering.sum()):
         target = first_to_go(ids[hit], num_entering, held, keys.numpy())
-        evicted = held[target]
+        evicted[entering] = held[target]
         slots[evicted] = -1
         slots[ids[entering]] = target
         slots[sink] = -1
         held[target] = ids[entering]
         rows[entering] = target
-        evictions = int((evicted != sink).sum())
-    sums = [int(mask.sum()) for mask in (real, hit, missing, on_host)]
-    counts = torch.tensor([*sums[:3], evictions, sums[3]])
-    masks = torch.from_numpy(fetched), torch.from_numpy(on_host)
-    return Admission(unique, torch.from_numpy(rows), *masks, counts)
+    counts = [int(mask.sum()) for mask in (real, hit, missing, evicted != sink, on_host)]
+    arrays = [torch.from_numpy(array) for array in (rows, fetched, on_host, entered, evicted)]
+    return Admission(unique, *arrays[:3], torch.tensor(counts), *arrays[3:])
 
 
 def within_quota_on_host(

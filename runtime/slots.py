@@ -47,6 +47,8 @@ class SlotPool:
 
     def empty(self) -> None:
         """Nothing is resident any more; the policy remembers what it knew."""
+        if self.policy.follows_moves:
+            self.policy.moved(self.slot_of.new_full((1,), self.space.sink).long(), self.id_of.long())
         self.slot_of.fill_(-1)
         self.id_of.fill_(self.space.sink)
         self.invalidate()
@@ -104,7 +106,10 @@ class SlotPool:
         self.invalidate()
         form = admit_on_host if self.device.type == "cpu" else admit
         keys, admitted = self.policy.keys, self.policy.admits(unique, step)
-        return form(unique, self.slot_of, self.id_of, keys, admitted, quota)
+        admission = form(unique, self.slot_of, self.id_of, keys, admitted, quota)
+        if self.policy.follows_moves:
+            self.policy.moved(admission.entered, admission.evicted)
+        return admission
 
     def distinct(self, experts: torch.Tensor, layer: int) -> torch.Tensor:
         """Distinct global ids of `experts` (int [N] within the layer), ascending: int64 [M].

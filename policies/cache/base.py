@@ -38,6 +38,7 @@ class CachePolicy(Part, ABC):
     provides: ClassVar[frozenset[str]] = frozenset({Capability.RETAINS})
     needs: ClassVar[tuple[Need, ...]] = (NEEDS_SLOT_DECODE,)
     horizon: ClassVar[int | None] = None  # tokens after which the runtime must call `rebase`
+    follows_moves: bool = False  # whether the runtime must call `moved`; fixed by `allocate`
 
     config: Config
 
@@ -87,6 +88,15 @@ class CachePolicy(Part, ABC):
         depend on the config and on `step.phase`, never on tensor values.
         """
         return None
+
+    def moved(self, entered: torch.Tensor, evicted: torch.Tensor) -> None:
+        """Follow what an admission did: some ids have entered slots, others have left them.
+
+        entered, evicted: int64 [N] and [M] global ids, each distinct apart from padding by the
+        sink id, in the order in which slots were given (M differs from N only where all slots are
+        emptied at once). Called after each admission, before the step's touch, and only if
+        `follows_moves`.
+        """
 
     def rebase(self, tokens: int) -> None:
         """Shift every remembered time `tokens` into the past, in place; orders must not change."""

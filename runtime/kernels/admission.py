@@ -117,20 +117,21 @@ def _list_kernel(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["base", "lists"])
+@triton.jit(do_not_specialize=["base", "num", "num_ids", "lists"])
 def _give_kernel(
     slot_of_ptr: tl.tensor, id_of_ptr: tl.tensor, copy_expert_ptr: tl.tensor,
-    copy_slot_ptr: tl.tensor, counts_ptr: tl.tensor, totals_ptr: tl.tensor,
+    copy_slot_ptr: tl.tensor, moves_ptr: tl.tensor, counts_ptr: tl.tensor, totals_ptr: tl.tensor,
     list_key_ptr: tl.tensor, list_tie_ptr: tl.tensor, list_slot_ptr: tl.tensor, base: tl.tensor,
-    lists: tl.tensor, LENGTH: tl.constexpr, FIRST: tl.constexpr,
+    num: tl.tensor, num_ids: tl.tensor, lists: tl.tensor, LENGTH: tl.constexpr,
+    FIRST: tl.constexpr,
 ) -> None:  # fmt: skip
     copies = tl.load(counts_ptr + 5)
     if copies > 0:
         total_ptr = None if totals_ptr is None else totals_ptr + 3
         give(
             list_key_ptr, list_tie_ptr, list_slot_ptr, slot_of_ptr, id_of_ptr, copy_expert_ptr,
-            copy_slot_ptr, counts_ptr + 3, total_ptr, base, copies, tl.program_id(0), lists,
-            LENGTH, FIRST,
+            copy_slot_ptr, moves_ptr, counts_ptr + 3, total_ptr, base, copies, num, num_ids,
+            tl.program_id(0), lists, LENGTH, FIRST,
         )  # fmt: skip
 
 
@@ -143,6 +144,7 @@ def launch_admit(
     keys: Tensor,
     totals: Tensor | None = None,
     quota: Tensor | None = None,
+    moves: Tensor | None = None,
 ) -> Admitted:
     """Makes every id of the step resident that the quota lets pass. Mutates slot_of and id_of.
 
@@ -151,7 +153,8 @@ def launch_admit(
     [num_ids + 1], lowest evicted first. Needs num_slots >= distinct ids, at most MAX_IDS ids.
     totals int64 [5], where given, grows by the first counts. quota int32 [E + 1]: of m missing ids
     the quota[m] highest by (key, id) are fetched; None for all. Where none ever is, num_slots may
-    be 0.
+    be 0. moves int64 [2, N], num_ids throughout, where given, is filled from the front with the ids
+    that were given a slot, ascending, and below each whom it displaced.
     """
     num, num_slots = ids.numel(), id_of.numel()
     assert 0 < num <= MAX_IDS, f"{num} ids, at most {MAX_IDS} fit one step"
@@ -176,8 +179,8 @@ def launch_admit(
     if lists == 0:
         return out
     _give_kernel[(lists,)](
-        slot_of, id_of, out.copy_expert, out.copy_slot, out.counts, totals, list_keys, list_ties,
-        list_slots, layer * num_experts, lists,
+        slot_of, id_of, out.copy_expert, out.copy_slot, moves, out.counts, totals, list_keys,
+        list_ties, list_slots, layer * num_experts, num, slot_of.numel() - 1, lists,
         LENGTH=_LIST_LENGTH, FIRST=_first(padded, lists), num_warps=4,
     )  # fmt: skip
     return out
