@@ -36,6 +36,7 @@ TOKEN_BITS = 24  # of a key's 63 bits, for the time of the last reference, which
 DECAY_BITS = 32  # binary places kept of the decay
 STEP_BITS = 8  # the gain table has 2^8 entries per unit of distance, interpolated between
 MAX_FRACTION_BITS = 24
+HISTORIES = ("kept", "reset")
 NEVER = -(1 << 62)  # S before any reference: below every other by more than the gains reach
 
 Time = TypeVar("Time", int, torch.Tensor)
@@ -46,14 +47,18 @@ class Lrfu(CachePolicy):
 
     A reference sets S above max(S, decay * t), by one unit in the last place at least: with decay
     0 the order is that of reference counts, with decay 1 a later last reference never ranks lower.
-    History is kept for experts that were evicted.
+    History is kept for experts that were evicted, unless the config says that it is reset: then an
+    expert that comes back starts anew, as where only what is cached can be described.
     """
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config(CachePolicy.Config):
-        """decay: how fast old references fade, per token; 0 counts (LFU), 1 is LRU."""
+        """decay: how fast old references fade, per token; 0 counts (LFU), 1 is LRU.
+        history: whether an evicted expert's references are "kept" or "reset".
+        """
 
         decay: float = 0.1
+        history: str = "kept"
 
     config: Config
     horizon: ClassVar[int | None] = 1 << TOKEN_BITS
@@ -63,9 +68,13 @@ class Lrfu(CachePolicy):
         if not 0 <= self.config.decay <= 1:
             reason = "the decay is a number from 0 (LFU) to 1 (LRU)"
             yield Conflict((f"cache.decay={self.config.decay}",), reason, "cache.decay=0.1")
+        if self.config.history not in HISTORIES:
+            key, reason = f"cache.history={self.config.history}", f"it is {' or '.join(HISTORIES)}"
+            yield Conflict((key,), reason, "cache.history=kept")
 
     def allocate(self, space: IdSpace, device: torch.device) -> None:
         super().allocate(space, device)
+        self.follows_moves = self.config.history == "reset"
         self.fraction_bits = _fraction_bits(self.config.decay)
         self.scaled_decay = round(self.config.decay * (1 << DECAY_BITS))
         self._gain_table = _gain_table(self.fraction_bits)
@@ -78,6 +87,11 @@ class Lrfu(CachePolicy):
         scores = self._advance(self.scores[ids], now)
         self.scores[ids] = scores
         self.keys[ids] = (scores << TOKEN_BITS) | step.token
+
+    def moved(self, entered: torch.Tensor, evicted: torch.Tensor) -> None:
+        """Forget the evicted; called where history is reset."""
+        self.scores.index_fill_(0, evicted, NEVER)
+        self.keys.index_fill_(0, evicted, 0)
 
     def rebase(self, tokens: int) -> None:
         token_mask = (1 << TOKEN_BITS) - 1

@@ -53,6 +53,7 @@ CONFLICTS = [
     (("cache.slots='\u00b2'",), "cache.slots=\u00b2", "above 0"),
     (("cache.decay=2",), "cache.decay=2.0", "from 0 (LFU) to 1 (LRU)"),
     (("cache.decay=nan",), "cache.decay=nan", "from 0 (LFU) to 1 (LRU)"),
+    (("cache.history=gone",), "cache.history=gone", "kept or reset", "mend it with cache.history"),
     (("model.dtype=int8",), "model.dtype=int8", "bfloat16", "mend it with model.dtype=auto"),
     (("model.context=513",), "model.context=513", "1 to 512", "mend it with model.context=0"),
     (("model.context=-1",), "model.context=-1", "1 to 512"),

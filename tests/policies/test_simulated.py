@@ -4,12 +4,16 @@ The simulator states who is evicted, one expert at a time; the pool must hold th
 every step.
 """
 
+from collections import Counter
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from residency.policies.cache.fifo import Fifo
+from residency.policies.cache.lfu import Lfu
+from residency.policies.cache.lrfu import Lrfu
 from residency.policies.step import IdSpace, Phase, Step
 from residency.runtime.slots import SlotPool
 
@@ -75,7 +79,40 @@ class FifoSimulator(Simulator):
         return self.since[i]
 
 
-CASES = [(Fifo, {}, FifoSimulator)]
+class LfuSimulator(Simulator):
+    def begin(self, half_life):
+        self.half_life, self.age = half_life, 0
+        self.count, self.last = Counter(), {}
+
+    def step(self, ids, token, layer):
+        age = token // self.half_life if self.half_life else 0
+        for i in self.count:
+            self.count[i] //= 2 ** (age - self.age)
+        self.age = age
+        super().step(ids, token, layer)
+
+    def used(self, i):
+        self.count[i] += 1
+        self.last[i] = self.token
+
+    def rank(self, i):
+        return self.count[i], self.last[i]
+
+
+class ForgetfulLfuSimulator(LfuSimulator):
+    def begin(self, decay, history):
+        super().begin(half_life=0)
+
+    def left(self, i):
+        del self.count[i], self.last[i]
+
+
+CASES = [
+    (Fifo, {}, FifoSimulator),
+    (Lfu, {"half_life": 0}, LfuSimulator),
+    (Lfu, {"half_life": 5}, LfuSimulator),
+    (Lrfu, {"decay": 0.0, "history": "reset"}, ForgetfulLfuSimulator),
+]
 
 
 @pytest.mark.parametrize(("policy", "params", "simulator"), CASES)
