@@ -154,11 +154,12 @@ class FusedDecode:
             step.layer,
             pool.space.num_experts,
             pool.slot_of,
-            pool.id_of[:0] if stays else pool.id_of,
+            pool.id_of,
             pool.policy.keys,
             totals=totals,
             quota=quota,
             moves=moves,
+            slots=range(0) if stays else pool.slots_for(step.layer),
         )
         if moves is not None:
             pool.policy.moved(*moves.unbind())

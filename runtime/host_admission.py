@@ -22,12 +22,15 @@ def admit_on_host(
     keys: torch.Tensor,
     admitted: torch.Tensor | None,
     quota: torch.Tensor | None = None,
+    slots: range | None = None,
 ) -> Admission:
     """As `admission.admit`, on CPU tensors, which it updates in place."""
-    ids, slots, held = unique.numpy(), slot_of.numpy(), id_of.numpy()
-    sink, num_slots = len(slots) - 1, len(held)
+    ids, slot_of_id, held = unique.numpy(), slot_of.numpy(), id_of.numpy()
+    sink, num_slots = len(slot_of_id) - 1, len(held)
+    slots = range(num_slots) if slots is None else slots
+    held = held[slots.start : slots.stop]
     real = ids != sink
-    rows = slots[ids].astype(np.int64)
+    rows = slot_of_id[ids].astype(np.int64)
     hit = real & (rows >= 0)
     missing = real & ~hit
     welcome = np.ones_like(missing) if admitted is None else admitted.numpy()
@@ -43,10 +46,11 @@ def admit_on_host(
     if num_entering := int(entering.sum()):
         target = first_to_go(ids[hit], num_entering, held, keys.numpy())
         evicted[entering] = held[target]
-        slots[evicted] = -1
-        slots[ids[entering]] = target
-        slots[sink] = -1
         held[target] = ids[entering]
+        target += slots.start
+        slot_of_id[evicted] = -1
+        slot_of_id[ids[entering]] = target
+        slot_of_id[sink] = -1
         rows[entering] = target
     counts = [int(mask.sum()) for mask in (real, hit, missing, evicted != sink, on_host)]
     arrays = [torch.from_numpy(array) for array in (rows, fetched, on_host, entered, evicted)]

@@ -32,8 +32,10 @@ class SlotPool:
         policy.allocate(space, device)
         nobody = torch.full((1,), space.sink, dtype=torch.int64, device=device)
         now = torch.zeros((), dtype=torch.int64, device=device)
+        self.share_size = num_slots // policy.num_shares(space)
+        self._has_shares = policy.num_shares(space) > 1
         self._may_decline = {
-            phase: policy.admits(nobody, Step(now, 0, phase)) is not None for phase in Phase
+            phase: policy.welcomes(nobody, Step(now, 0, phase)) is not None for phase in Phase
         }
         self._fresh = {name: tensor.clone() for name, tensor in policy.state().items()}
 
@@ -105,11 +107,17 @@ class SlotPool:
         unique = self.distinct(experts, step.layer)
         self.invalidate()
         form = admit_on_host if self.device.type == "cpu" else admit
-        keys, admitted = self.policy.keys, self.policy.admits(unique, step)
-        admission = form(unique, self.slot_of, self.id_of, keys, admitted, quota)
+        keys, admitted = self.policy.keys, self.policy.welcomes(unique, step)
+        slots = self.slots_for(step.layer)
+        admission = form(unique, self.slot_of, self.id_of, keys, admitted, quota, slots)
         if self.policy.follows_moves:
             self.policy.moved(admission.entered, admission.evicted)
         return admission
+
+    def slots_for(self, layer: int) -> range:
+        """The slots that the layer's experts may take."""
+        first = layer * self.share_size if self._has_shares else 0
+        return range(first, first + self.share_size)
 
     def distinct(self, experts: torch.Tensor, layer: int) -> torch.Tensor:
         """Distinct global ids of `experts` (int [N] within the layer), ascending: int64 [M].

@@ -41,12 +41,13 @@ def dealt_slots(program: tl.tensor, lists: tl.tensor, LENGTH: tl.constexpr) -> t
 @triton.jit
 def write_list(
     list_key_ptr: tl.tensor, list_tie_ptr: tl.tensor, list_slot_ptr: tl.tensor, slot: tl.tensor,
-    held: tl.tensor, key: tl.tensor, wanted: tl.tensor, num_ids: tl.tensor, num_slots: tl.tensor,
-    program: tl.tensor, lists: tl.tensor, LENGTH: tl.constexpr,
+    held: tl.tensor, key: tl.tensor, wanted: tl.tensor, num_ids: tl.tensor,
+    first_slot: tl.tensor, num_slots: tl.tensor, program: tl.tensor, lists: tl.tensor,
+    LENGTH: tl.constexpr,
 ) -> None:  # fmt: skip
     """Sorts a program's slots and writes them; place p of all lists lies together, at p * lists.
 
-    held and key [LENGTH] are what the slots hold; wanted [N] has negative ids for none.
+    slot counts from first_slot, where the num_slots slots begin that may be given. held and key [LENGTH] are what the slots hold; wanted [N] has negative ids for none.
     """
     # Sums run over axis 0 throughout: the default layouts keep that axis within a thread first.
     needed = tl.sum((wanted[:, None] == held[None, :]).to(tl.int32), axis=0) > 0
@@ -61,7 +62,7 @@ def write_list(
     at = tl.sum(lower.to(tl.int32), axis=0) * lists + program
     tl.store(list_key_ptr + at, key)
     tl.store(list_tie_ptr + at, tie)
-    tl.store(list_slot_ptr + at, slot)
+    tl.store(list_slot_ptr + at, first_slot + slot)
 
 
 @triton.jit
