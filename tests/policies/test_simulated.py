@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from residency.policies.cache.fifo import Fifo
+from residency.policies.cache.least_stale import LeastStale
 from residency.policies.cache.lfu import Lfu
 from residency.policies.cache.lrfu import Lrfu
 from residency.policies.step import IdSpace, Phase, Step
@@ -107,7 +108,21 @@ class ForgetfulLfuSimulator(LfuSimulator):
         del self.count[i], self.last[i]
 
 
+class LeastStaleSimulator(Simulator):
+    def begin(self):
+        self.last = {}
+
+    def used(self, i):
+        self.last[i] = self.token
+
+    def rank(self, i):
+        layer = i // SPACE.num_experts
+        stale = 0 if layer <= self.layer else 1
+        return 2 if self.last[i] == self.token else stale, -layer, self.last[i]
+
+
 CASES = [
+    (LeastStale, {}, LeastStaleSimulator),
     (Fifo, {}, FifoSimulator),
     (Lfu, {"half_life": 0}, LfuSimulator),
     (Lfu, {"half_life": 5}, LfuSimulator),
