@@ -88,7 +88,12 @@ class TensorPool:
         self.totals = torch.zeros(5, dtype=torch.int64, device=device)
 
     def admit(
-        self, form: str, experts: list[int], layer: int, quotas: list[int] | None = None
+        self,
+        form: str,
+        experts: list[int],
+        layer: int,
+        quotas: list[int] | None = None,
+        slots: range | None = None,
     ) -> Result:
         ids = torch.tensor(experts, device=self.keys.device)
         quota = None
@@ -98,7 +103,7 @@ class TensorPool:
             ids = ids.int()
         if form == "definition":
             unique = distinct(ids, layer, self.space)
-            admission = admit(unique, self.slot_of, self.id_of, self.keys, None, quota)
+            admission = admit(unique, self.slot_of, self.id_of, self.keys, None, quota, slots)
             on_host = (unique[admission.on_host] - layer * self.space.num_experts).tolist()
             copies = copy_list(admission, layer, self.space)
             counts = admission.counts
@@ -110,7 +115,7 @@ class TensorPool:
             moves = ids.new_full((2, len(experts)), self.space.sink, dtype=torch.int64)
             unique, copy_expert, copy_slot, host_expert, counts = admitted = launch_admit(
                 ids, layer, self.space.num_experts, self.slot_of, self.id_of, self.keys,
-                totals=self.totals, quota=quota, moves=moves,
+                totals=self.totals, quota=quota, moves=moves, slots=slots,
             )  # fmt: skip
             num_copies = admitted.num_copies
             assert int(counts[5]) == int(counts[2] - counts[4])
@@ -187,6 +192,33 @@ def test_random_steps(form: str, data: st.DataObject, device: torch.device) -> N
     ]
     quota = [rng.randint(0, m) for m in range(experts + 1)] if data.draw(st.booleans()) else None
     _replay(form, oracle, steps, device, quota)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 2**32), experts=st.integers(1, 30), each=st.integers(1, 80))
+def test_layers_with_slots_of_their_own(
+    form: str, seed: int, experts: int, each: int, device: torch.device
+) -> None:
+    """One pool of three layers' shares does what three pools do."""
+    rng = random.Random(seed)
+    num_ids = 3 * experts
+    keys = [rng.randint(0, 2) for _ in range(num_ids + 1)]
+    alone = [OraclePool([None] * each, keys, experts) for _ in range(3)]
+    pool = TensorPool(OraclePool([None] * (3 * each), keys, experts), device)
+    for _ in range(5):
+        layer = rng.randrange(3)
+        wanted = [rng.randrange(experts) for _ in range(rng.randint(1, each))]
+        want = alone[layer].admit(wanted, layer)
+        slots = range(layer * each, layer * each + each)
+        want.copies = [(expert, slot + slots.start) for expert, slot in want.copies]
+        assert pool.admit(form, wanted, layer, slots=slots) == want
+        held = [num_ids if i is None else i for oracle in alone for i in oracle.held]
+        assert pool.id_of.tolist() == held
+        for slot, i in enumerate(held):
+            assert i == num_ids or pool.slot_of[i] == slot
 
 
 @pytest.mark.parametrize("form", FORMS)
