@@ -148,7 +148,7 @@ def within_quota(
 def eviction_order(
     unique: torch.Tensor, hit: torch.Tensor, id_of: torch.Tensor, keys: torch.Tensor
 ) -> torch.Tensor:
-    """All slots of id_of, first to be taken first: empty by index, evictable by (key, id), protected."""
+    """id_of's slots, first to be taken first: empty by index, evictable by (key, id), protected."""
     ids, sink = id_of.long(), len(keys) - 1
     protected = torch.zeros_like(keys, dtype=torch.bool)
     protected.index_fill_(0, torch.where(hit, unique, sink), True)

@@ -53,8 +53,9 @@ def admit_on_host(
         slot_of_id[sink] = -1
         rows[entering] = target
     counts = [int(mask.sum()) for mask in (real, hit, missing, evicted != sink, on_host)]
-    arrays = [torch.from_numpy(array) for array in (rows, fetched, on_host, entered, evicted)]
-    return Admission(unique, *arrays[:3], torch.tensor(counts), *arrays[3:])
+    masks = torch.from_numpy(fetched), torch.from_numpy(on_host)
+    moves = torch.from_numpy(entered), torch.from_numpy(evicted)
+    return Admission(unique, torch.from_numpy(rows), *masks, torch.tensor(counts), *moves)
 
 
 def within_quota_on_host(

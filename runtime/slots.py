@@ -30,12 +30,12 @@ class SlotPool:
         self._snapshot: torch.Tensor | None = None
         self._twin: SlotPool | None = None
         policy.allocate(space, device)
-        nobody = torch.full((1,), space.sink, dtype=torch.int64, device=device)
+        self._nobody = torch.full((1,), space.sink, dtype=torch.int64, device=device)
         now = torch.zeros((), dtype=torch.int64, device=device)
         self.share_size = num_slots // policy.num_shares(space)
         self._has_shares = policy.num_shares(space) > 1
         self._may_decline = {
-            phase: policy.welcomes(nobody, Step(now, 0, phase)) is not None for phase in Phase
+            phase: policy.welcomes(self._nobody, Step(now, 0, phase)) is not None for phase in Phase
         }
         self._fresh = {name: tensor.clone() for name, tensor in policy.state().items()}
 
@@ -50,7 +50,7 @@ class SlotPool:
     def empty(self) -> None:
         """Nothing is resident any more; the policy remembers what it knew."""
         if self.policy.follows_moves:
-            self.policy.moved(self.slot_of.new_full((1,), self.space.sink).long(), self.id_of.long())
+            self.policy.moved(self._nobody, self.id_of.long())
         self.slot_of.fill_(-1)
         self.id_of.fill_(self.space.sink)
         self.invalidate()

@@ -110,7 +110,7 @@ def _moves(ids: torch.Tensor, residents: list[int]) -> tuple[torch.Tensor, torch
     leaving, residents[:] = residents[:num_leaving], [*residents[num_leaving:], *missing]
     padded = torch.full((2, len(ids)), SPACE.sink, device=ids.device)
     padded[0, : len(missing)] = torch.tensor(missing, dtype=torch.int64)
-    padded[1, : num_leaving] = torch.tensor(leaving, dtype=torch.int64)
+    padded[1, :num_leaving] = torch.tensor(leaving, dtype=torch.int64)
     return padded[0], padded[1]
 
 

@@ -1,8 +1,7 @@
 """belady: the expert that is needed again last is evicted first; only a recorded run tells which.
 
-L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal
-5(2), 1966. No rule that has to fetch every miss into a slot misses less, apart from what follows
-from experts of one step being fetched together.
+L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems
+Journal 5(2), 1966. No rule that brings every miss into a slot misses less.
 """
 
 from __future__ import annotations

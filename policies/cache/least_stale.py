@@ -5,8 +5,9 @@ before the next pass, while one of a layer still ahead may be needed soon: evict
 what least recently used does when the slots hold less than a pass.
 
 After the least-stale rule of D. Hoang, A. Jaiswal, M. Samragh and M. Cho, "SpecMD: a comprehensive
-study on speculative expert prefetching", arXiv 2602.03921, 2026. The order within each class below is
-ours: it was written from the idea, not from that work's code, and is not a reproduction of it.
+study on speculative expert prefetching", arXiv 2602.03921, 2026. It was written from that work's
+idea, not from its code: the order within each class below is ours, and no figure of theirs was
+reproduced with it.
 """
 
 from __future__ import annotations

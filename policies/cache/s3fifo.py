@@ -9,8 +9,8 @@ counted up to 3; ghosts are as many as nine tenths of the slots. As in libCacheS
 eviction what finds the small queue full enters the main queue.
 
 Moving experts until one falls out is a loop, but where it ends can be told in closed form. In the
-small queue the first to go is the oldest with less than two uses, and all older ones move on. In the
-main queue a round costs every expert a use, so the first to go is the one of the lowest (uses,
+small queue the first to go is the oldest with less than two uses, and all older ones move on. In
+the main queue a round costs every expert a use, so the first to go is the one of the lowest (uses,
 place); then all that lie behind it have been passed `uses` times, those before it once more.
 """
 

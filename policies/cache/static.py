@@ -1,8 +1,8 @@
 """static: the experts that a profile counts most often are pinned, and no other enters a slot.
 
-Which experts a text needs depends on its subject, so a fixed choice is worth what its profile has in
-common with what is run; it never pays for an eviction. A pinned expert enters its slot when it is
-first missed, and stays.
+Which experts a text needs depends on its subject, so a fixed choice is worth what its profile has
+in common with what is run; it never evicts. A pinned expert enters its slot when it is first
+missed, and stays.
 """
 
 from __future__ import annotations

@@ -159,8 +159,8 @@ def launch_admit(
     there are distinct ids, among which the step's residents lie. At most MAX_IDS ids.
     totals int64 [5], where given, grows by the first counts. quota int32 [E + 1]: of m missing ids
     the quota[m] highest by (key, id) are fetched; None for all. Where none ever is, slots may be
-    empty. moves int64 [2, N], num_ids throughout, where given, is filled from the front with the ids
-    that were given a slot, ascending, and below each whom it displaced.
+    empty. moves int64 [2, N], where given, num_ids throughout, is filled from the front with the
+    ids that were given a slot, ascending, and below each whom it displaced.
     """
     slots = range(id_of.numel()) if slots is None else slots
     num, num_slots = ids.numel(), len(slots)

@@ -47,7 +47,8 @@ def write_list(
 ) -> None:  # fmt: skip
     """Sorts a program's slots and writes them; place p of all lists lies together, at p * lists.
 
-    slot counts from first_slot, where the num_slots slots begin that may be given. held and key [LENGTH] are what the slots hold; wanted [N] has negative ids for none.
+    slot counts from first_slot, where the num_slots slots begin that may be given. held and key
+    [LENGTH] are what they hold; wanted [N] has negative ids for none.
     """
     # Sums run over axis 0 throughout: the default layouts keep that axis within a thread first.
     needed = tl.sum((wanted[:, None] == held[None, :]).to(tl.int32), axis=0) > 0

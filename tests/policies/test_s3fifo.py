@@ -128,7 +128,7 @@ def test_the_queues_hold_what_the_pool_holds(seed, num_slots):
             take(pool, sorted(experts), token, layer)
             held = sorted(i for i in pool.id_of.tolist() if i != space.sink)
             queued = queue(pool.policy, SMALL), queue(pool.policy, MAIN)
-            assert sorted(sum(queued, [])) == held
+            assert sorted([*queued[0], *queued[1]]) == held
             assert all(len(set(pool.policy.places[q].tolist())) == len(q) for q in queued)
             assert pool.policy.uses[held].min() >= 0
     pool.empty()

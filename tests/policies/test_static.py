@@ -51,7 +51,7 @@ def test_every_form_of_counts(tmp_path, form):
     }
     policy = made(tmp_path / form, content[form], slots=3)
     assert pinned(policy) == [2, 6, 7]
-    assert policy.keys[:8].tolist() == sum(COUNTS, [])
+    assert policy.keys[:8].tolist() == [*COUNTS[0], *COUNTS[1]]
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int64])
@@ -60,7 +60,7 @@ def test_recorded_routes_are_counted(tmp_path, dtype):
     expected = [np.bincount(ids[:, layer].ravel(), minlength=4).tolist() for layer in range(2)]
     policy = made(tmp_path / "trace.npz", {"expert_ids": ids, "num_experts": np.int64(4)})
     pinned(policy)
-    assert policy.keys[:8].tolist() == sum(expected, [])
+    assert policy.keys[:8].tolist() == [*expected[0], *expected[1]]
 
 
 def test_a_layers_own_experts_where_each_has_its_share(tmp_path):
