@@ -33,8 +33,8 @@ class S3Fifo(CachePolicy):
 
     One expert at a time the rule is the paper's. Experts that one step misses leave in the order
     that the queues have when the step begins, and experts that the step needs are passed over where
-    they are. Where each layer has its own slots, it has its own queues. Has no fused form: a touch
-    takes some thirty small operations.
+    they are. Where each layer has its own slots, it has its own queues. Has no fused form:
+    following an admission and a touch takes about 190 small operations over all ids.
     """
 
     follows_moves = True
