@@ -183,7 +183,8 @@ class PrefillExecutor:
         routed[unique - first] = True
         slots_E = self._maps.layer_slots(step.layer).clone()
         plan = self._checked(self._view(step.layer, slots_E, routed))
-        plan = self._welcomed(plan, step)
+        if (declined := self._maps.declined(step)) is not None:
+            plan = plan.streaming(declined)
         if not plan.admit.any():
             self._stage(step.layer, plan, slots_E)
             return
@@ -192,17 +193,6 @@ class PrefillExecutor:
         self._run(step, work)
         self._admit_waves(step, work, plan)
         self._stage(step.layer, Plan.of(space.num_experts, stream=plan.stream), slots_E)
-
-    def _welcomed(self, plan: Plan, step: Step) -> Plan:
-        """The plan without experts that the cache policy declines: they pass through staging."""
-        if not (self._maps.may_decline(step) and plan.admit.any()):
-            return plan
-        first = step.layer * self.pool.space.num_experts
-        ids = torch.arange(first, first + self.pool.space.num_experts)
-        welcome = self._maps.policy.welcomes(ids, step)
-        assert welcome is not None, "whether a policy declines depends on the phase alone"
-        declined = plan.admit & ~welcome
-        return replace(plan, admit=plan.admit & welcome, stream=plan.stream | declined)
 
     def _stage(self, layer: int, plan: Plan, slots_E: torch.Tensor) -> None:
         self._ahead = iter([(layer, lot) for lot in self._staged(layer, plan, slots_E)])

@@ -133,6 +133,16 @@ class SlotPool:
         """Whether the policy could leave a missing expert out of the slots in this phase."""
         return self._may_decline[step.phase]
 
+    def declined(self, step: Step) -> torch.Tensor | None:
+        """Experts of the layer that the policy would leave out of the slots: bool [E], or None."""
+        if not self.may_decline(step):
+            return None
+        first = step.layer * self.space.num_experts
+        ids = torch.arange(first, first + self.space.num_experts, device=self.device)
+        welcome = self.policy.welcomes(ids, step)
+        assert welcome is not None, "whether a policy declines depends on the phase alone"
+        return ~welcome
+
     def touch(self, unique: torch.Tensor, step: Step) -> None:
         self.policy.touch(unique, step)
 

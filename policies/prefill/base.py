@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 import torch
@@ -51,6 +51,11 @@ class Plan:
         """A plan from the masks that are not empty."""
         nothing = torch.zeros(num_experts, dtype=torch.bool)
         return cls(**{field.name: masks.get(field.name, nothing) for field in fields(cls)})
+
+    def streaming(self, declined: torch.Tensor) -> Plan:
+        """The plan with what may not be admitted passing through staging instead: bool [E]."""
+        stream = self.stream | (self.admit & declined)
+        return replace(self, admit=self.admit & ~declined, stream=stream)
 
     def times_named(self) -> torch.Tensor:
         """How often each expert is named: int64 [E], 0 or 1 in a valid plan."""
