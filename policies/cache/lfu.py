@@ -32,7 +32,7 @@ class Lfu(CachePolicy):
     class Config(CachePolicy.Config):
         """half_life: tokens after which all counts are halved; 0 never halves them."""
 
-        half_life: int = 1024
+        half_life: int = 64
 
     config: Config
 
@@ -40,7 +40,7 @@ class Lfu(CachePolicy):
         yield from super().faults()
         if self.config.half_life < 0:
             key, reason = f"cache.half_life={self.config.half_life}", "it is a number of tokens"
-            yield Conflict((key,), reason, "cache.half_life=1024")
+            yield Conflict((key,), reason, "cache.half_life=64")
 
     def allocate(self, space: IdSpace, device: torch.device) -> None:
         super().allocate(space, device)
