@@ -220,14 +220,14 @@ class PrefillExecutor:
         landed: dict[int, int],
         after: Mark,
     ) -> None:
-        """Admit experts, as many at a time as there are slots; of all waves but the last, compute
-        them as well.
+        """Admit experts, as many at a time as the layer has slots; of all waves but the last,
+        compute them as well.
 
         read: routed residents. They are in the first wave, so that none is evicted before it was
         computed; with them go those that landed, of which as many as fit are kept. Each
         expert crosses the link once. after: behind the last compute that reads the freed slots.
         """
-        num_slots = max(1, self.pool.num_slots)
+        num_slots = max(1, self.pool.share_size)
         moved = [expert for expert in admitted if expert in landed]
         fetched = [expert for expert in admitted if expert not in landed]
         needed = torch.tensor([*read, *moved[: num_slots - len(read)], *fetched])

@@ -219,11 +219,11 @@ def test_the_matrix_has_every_cell_and_a_reason_in_each_refused_one():
         expected = {(*cell, name) for cell in expected for name in option_names(group)}
     assert found == expected
     assert len(cells) == len(expected)
-    for cell in cells:
-        assert all(c["reason"] and c["mend"] for c in cell["conflicts"])
+    assert all(c["reason"] and c["mend"] for cell in cells for c in cell["conflicts"])
+    on_cpu = [cell for cell in cells if cell["choices"]["device"] == "cpu"]
+    for cell in on_cpu[::4]:  # prime to the number of options, so that each of them comes up
         composed = [f"{group}={name}" for group, name in cell["choices"].items()]
-        if cell["choices"]["device"] == "cpu":
-            assert bool(cell["conflicts"]) == bool(list(compose(composed).conflicts()))
+        assert bool(cell["conflicts"]) == bool(list(compose(composed).conflicts()))
 
 
 def test_the_matrix_as_a_table():
