@@ -15,11 +15,8 @@ import torch
 from residency.policies.errors import WorkloadError
 from residency.policies.prefill import LayerView, PrefillMode
 from residency.policies.step import IdSpace, Phase, Step
-from residency.runtime.traces.archive import write_archive
-from residency.runtime.traces.file import write
 from residency.runtime.traces.trace import Array, Trace, trace_of
-
-OPTION = "--routes"
+from residency.runtime.traces.writing import save
 
 
 class Noted(NamedTuple):
@@ -98,15 +95,9 @@ class RouteRecorder:
             about=about,
         )
 
-    def save(
-        self, file: Path, about: Mapping[str, Any] | None = None, option: str = OPTION
-    ) -> None:
-        """Write what was recorded, whole or not at all: an .npz by that name, else a trace file.
-
-        Raises OutputError, which begins with `option`.
-        """
-        form = write_archive if file.suffix == ".npz" else write
-        form(self.trace(about), file, option)
+    def save(self, file: Path) -> None:
+        """Write what was recorded. Raises OutputError."""
+        save(self.trace(), file, "--routes")
 
     def _seen(self) -> tuple[Array, Array, list[Noted]]:
         """The rows of steps that have ended, and those steps."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from residency.policies.errors import ConfigError
 from residency.runtime.results import write_whole
-from residency.runtime.traces.trace import Array, Phases, Trace, trace_of
+from residency.runtime.traces.trace import USUAL_PHASES, Array, Phases, Trace, trace_of
 
 EXPERT_IDS, NUM_EXPERTS = "expert_ids", "num_experts"
 STEPS = ("step_offsets", "step_decodes", "step_admits")
@@ -37,7 +37,7 @@ def write_archive(trace: Trace, file: Path, option: str) -> None:
 def read_archive(
     file: Path,
     num_experts: int | None = None,
-    phases: Phases = Phases(),
+    phases: Phases = USUAL_PHASES,
     prompt_tokens: int | None = None,
 ) -> Trace:
     """Raises ConfigError without naming the file.
@@ -56,14 +56,16 @@ def read_archive(
         if decoded is None and prompt_tokens is not None:
             decoded = _places(requests, len(ids)) >= prompt_tokens
         offsets, decodes, admits = (arrays.get(name) for name in STEPS)
-        whole = offsets is not None and decodes is not None and admits is not None
+        steps = None
+        if offsets is not None and decodes is not None and admits is not None:
+            steps = (offsets, decodes, admits)
         return trace_of(
             ids,
             num_experts,
             decoded_N=decoded,
             requests_N=requests,
             probs_NLK=arrays.get("expert_probs"),
-            steps=(offsets, decodes, admits) if whole else None,
+            steps=steps,
             phases=phases,
         )
     except (ValueError, TypeError, KeyError, IndexError) as error:

@@ -29,7 +29,7 @@ DTYPES: dict[str, Any] = {
 REQUIRED = ("expert_ids", "step_offsets", "step_decodes", "step_admits", "requests")
 
 
-def write(trace: Trace, file: Path, option: str) -> None:
+def write_mapped(trace: Trace, file: Path, option: str) -> None:
     """Write the whole file or nothing. Raises OutputError, which begins with `option`."""
     arrays = {
         "expert_ids": trace.ids_NLK,

@@ -13,7 +13,7 @@ from residency.runtime.traces.archive import read_archive
 from residency.runtime.traces.lines import read_lines
 from residency.runtime.traces.reading import is_numpy, read
 from residency.runtime.traces.sglang import read_sglang
-from residency.runtime.traces.trace import Phases, Trace
+from residency.runtime.traces.trace import USUAL_PHASES, Phases, Trace
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,13 @@ class Hints:
     num_layers: int | None = None
     top_k: int | None = None
     prompt_tokens: int | None = None
-    phases: Phases = Phases()
+    phases: Phases = USUAL_PHASES
 
 
-def import_trace(source: str, hints: Hints = Hints(), domains: str | None = None) -> Trace:
+NO_HINTS = Hints()
+
+
+def import_trace(source: str, hints: Hints = NO_HINTS, domains: str | None = None) -> Trace:
     """The trace in `source`: .npz, .npy, .jsonl, SGLang's .pt, or a trace file.
 
     domains: a JSON file, a list of names, one a request. Raises ConfigError that names the file.
@@ -43,7 +46,7 @@ def import_trace(source: str, hints: Hints = Hints(), domains: str | None = None
     readers: Mapping[str, Callable[[Path, Hints], Trace]] = {
         ".jsonl": read_lines,
         ".json": read_lines,
-        ".pt": lambda file, hints: read_sglang(file),
+        ".pt": lambda file, hints: read_sglang(file, hints.phases),
         ".safetensors": lambda file, hints: read(file, ""),
     }
     try:

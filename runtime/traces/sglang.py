@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from residency.policies.errors import ConfigError
-from residency.runtime.traces.trace import UNKNOWN, Array, Phases, Trace, trace_of
+from residency.runtime.traces.trace import UNKNOWN, USUAL_PHASES, Array, Phases, Trace, trace_of
 
 DECODE = 2
 IDS, MAP = "topk_ids_of_layer", "last_physical_to_logical_map"
 
 
-def read_sglang(file: Path, phases: Phases = Phases()) -> Trace:
+def read_sglang(file: Path, phases: Phases = USUAL_PHASES) -> Trace:
     """Each forward pass is a step. Raises ConfigError without naming the file."""
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)

@@ -6,6 +6,7 @@ model: over a chunk of a prompt, or over the tokens that are decoded together.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,9 @@ class Phases:
 
     chunk_tokens: int = 8192
     admit_tokens: int = 256
+
+
+USUAL_PHASES = Phases()
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def trace_of(
     requests_N: Array | None = None,
     probs_NLK: Array | None = None,
     steps: tuple[Array, Array, Array] | None = None,
-    phases: Phases = Phases(),
+    phases: Phases = USUAL_PHASES,
     about: Mapping[str, Any] | None = None,
 ) -> Trace:
     """A trace from what a recorder told, checked. Raises ConfigError without naming a file.
@@ -174,7 +178,7 @@ def _cut(decoded_N: Array, requests_N: Array, phases: Phases) -> tuple[Array, Ar
     runs = np.concatenate([[0], np.flatnonzero(changes) + 1, [num_tokens]])
     starts = [
         np.arange(start, end, 1 if decoded_N[start] else phases.chunk_tokens)
-        for start, end in zip(runs[:-1], runs[1:], strict=True)
+        for start, end in itertools.pairwise(runs)
     ]
     offsets = np.concatenate([*starts, [num_tokens]])
     decode_S = decoded_N[offsets[:-1]]
