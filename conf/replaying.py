@@ -71,9 +71,8 @@ def _parsed(words: Sequence[str]) -> dict[str, list[str]]:
         if not equals or not text:
             raise ConfigError(f"{word}: not of the form key=value; keys are {', '.join(KEYS)}")
         if key in ("cache.slots", "cache.scope"):
-            raise ConfigError(
-                f"{word}: say {word.removeprefix('cache.')}, which all policies share"
-            )
+            shared = word.removeprefix("cache.")
+            raise ConfigError(f"{word}: all policies share it; say {shared}")
         if key not in KEYS and not key.startswith("cache."):
             raise ConfigError(f"{key}: there is no such key; {suggestion(key, KEYS)}, or cache.KEY")
         if key in asked:

@@ -107,7 +107,7 @@ def test_no_module_is_too_long(file):
 
 
 def test_a_policy_is_one_module_and_one_yaml():
-    """Lrfu stands for all of them. Its fused touch and its compiled form are things that a policy may do without."""
+    """Lrfu stands for all of them. A policy may do without a fused touch and a compiled form."""
     own = {"policies/cache/lrfu.py", "conf/cache/lrfu.yaml"}
     default = {"conf/config.yaml"}
     beside = [ROOT / "runtime/kernels", ROOT / "runtime/replay/compiled"]

@@ -33,12 +33,8 @@ def belady(
     space = visits.space
     pool = Pool.empty(space.num_layers, space.num_ids, num_slots)
     run = _run_bypassing if bypass else _run
-    run(
-        Walk.of(visits, layers),
-        pool,
-        visits.next_visits,
-        np.zeros(space.num_ids + 1, dtype=np.int64),
-    )
+    keys = np.zeros(space.num_ids + 1, dtype=np.int64)
+    run(Walk.of(visits, layers), pool, visits.next_visits, keys)
     return pool.counts
 
 

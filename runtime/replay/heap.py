@@ -65,18 +65,18 @@ def push(heap: Array, place: Array, known: Array, size: int, own: int) -> None:
 @jit
 def pop(heap: Array, place: Array, known: Array, size: int) -> int:
     """Take the top out of a heap of `size`, which is one less afterwards."""
-    lowest = heap[0]
-    place[lowest] = ABSENT
+    top: int = heap[0]
+    place[top] = ABSENT
     if size > 1:
         heap[0] = heap[size - 1]
         sink(heap, place, known, 0, size - 1)
-    return lowest
+    return top
 
 
 @jit
 def lowest(heap: Array, place: Array, known: Array, keys: Array, size: int) -> int:
     """The id with the lowest (key, id), now on top of a heap of `size` > 0."""
-    top = heap[0]
+    top: int = heap[0]
     while known[top] < keys[top]:
         known[top] = keys[top]
         sink(heap, place, known, 0, size)

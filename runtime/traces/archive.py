@@ -7,6 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,16 +22,16 @@ STEPS = ("step_offsets", "step_decodes", "step_admits")
 def write_archive(trace: Trace, file: Path, option: str) -> None:
     """An .npz that whoever has numpy reads. Raises OutputError, which begins with `option`."""
     content = io.BytesIO()
-    steps = dict(zip(STEPS, (trace.step_offsets, trace.decode_S, trace.admits_S), strict=True))
-    np.savez_compressed(
-        content,
-        expert_ids=trace.ids_NLK,
-        num_experts=np.int64(trace.space.num_experts),
-        decode=trace.decoded_N,
-        requests=trace.requests_N,
-        **({} if trace.probs_NLK is None else {"expert_probs": trace.probs_NLK}),
-        **steps,
-    )
+    arrays: dict[str, Any] = {
+        EXPERT_IDS: trace.ids_NLK,
+        NUM_EXPERTS: np.int64(trace.space.num_experts),
+        "decode": trace.decoded_N,
+        "requests": trace.requests_N,
+    }
+    arrays |= zip(STEPS, (trace.step_offsets, trace.decode_S, trace.admits_S), strict=True)
+    if trace.probs_NLK is not None:
+        arrays["expert_probs"] = trace.probs_NLK
+    np.savez_compressed(content, **arrays)
     write_whole({file: content.getvalue()}, option)
 
 
@@ -74,7 +75,7 @@ def read_archive(
 
 def _by_offsets(offsets: Array, num_tokens: int) -> Array:
     """int32 [N] requests of tokens that lie request by request."""
-    lengths = np.diff(offsets.astype(np.int64))
+    lengths: Array = np.diff(offsets.astype(np.int64))
     if (lengths < 0).any() or int(offsets[0]) != 0 or int(offsets[-1]) != num_tokens:
         raise ConfigError(f"request_offsets do not run from 0 to {num_tokens}")
     return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
@@ -86,7 +87,8 @@ def _places(requests: Array | None, num_tokens: int) -> Array:
     if requests is None:
         return places
     starts = np.flatnonzero(np.diff(requests, prepend=requests[0] - 1))
-    return places - np.repeat(starts, np.diff(starts, append=num_tokens))
+    lengths: Array = np.diff(starts, append=num_tokens)
+    return places - np.repeat(starts, lengths)
 
 
 def _load(file: Path) -> Mapping[str, Array]:
