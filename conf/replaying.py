@@ -21,7 +21,6 @@ from residency.runtime.traces import Trace, read
 
 KEYS = ("trace", "cache", "slots", "scope")
 SIZES = "12.5%,25%,37.5%,50%,62.5%,75%,87.5%"
-CACHES = "lru,lrfu"
 # Commas within brackets or quotes belong to a value.
 COMMA = re.compile(r""",(?![^\[]*\])(?=(?:[^'"]*['"][^'"]*['"])*[^'"]*$)""")
 
@@ -44,7 +43,7 @@ def ask(words: Sequence[str]) -> Question:
     (file,) = asked.get("trace") or [""]
     if not file:
         raise ConfigError("trace: a recorded trace is needed; give trace=FILE")
-    caches = asked.setdefault("cache", CACHES.split(","))
+    caches = asked.setdefault("cache", [compose().policies.cache.name])
     slots = asked.setdefault("slots", SIZES.split(","))
     scope = asked.setdefault("scope", [str(Scope.GLOBAL)])
     if len(scope) != 1 or scope[0] not in list(Scope):

@@ -50,10 +50,10 @@ def import_trace(source: str, hints: Hints = NO_HINTS, domains: str | None = Non
         ".safetensors": lambda file, hints: read(file, ""),
     }
     try:
-        if is_numpy(path):
-            trace = _archive(path, hints)
-        elif path.suffix in readers:
+        if path.suffix in readers:
             trace = readers[path.suffix](path, hints)
+        elif is_numpy(path):
+            trace = _archive(path, hints)
         else:
             known = ", ".join((".npz", ".npy", *readers))
             raise ConfigError(f"traces are read from files named {known}")

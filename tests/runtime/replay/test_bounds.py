@@ -13,6 +13,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from made_traces import made_trace, traces
 
+from residency.conf import compose
+from residency.conf.options import option_names
 from residency.policies.cache.lru import Lru
 from residency.runtime.replay.belady import belady, static
 from residency.runtime.replay.pool import EVICTIONS, HITS, LOOKUPS, MISSES
@@ -23,6 +25,8 @@ from residency.runtime.replay.visits import Visits
 DATA = Path(__file__).parents[2] / "data"
 LOCALITY = DATA / "gemma-4-26b-a4b_routing-locality.json.gz"
 LRU = Lru(Lru.Config())
+JUDGED = {"lru": "LRU", "fifo": "FIFO", "lfu": "LFU", "s3fifo": "S3FIFO"}
+ONE_A_STEP = Visits.of(made_trace(7, tokens=2000, layers=1, experts=64, top_k=1))
 
 
 def visits_of(visits):
@@ -44,14 +48,13 @@ def most_hits(wanted, slots, bypass):
         must = frozenset() if bypass else now
         others = sorted(everything - must)
         return hits + max(
-            best(at + 1, must | frozenset(kept))
-            for kept in combinations(others, slots - len(must))
+            best(at + 1, must | frozenset(kept)) for kept in combinations(others, slots - len(must))
         )
 
     return best(0, frozenset())
 
 
-@examples(max_examples=15)
+@examples(max_examples=8)
 @given(st.integers(0, 1 << 16), st.integers(2, 4), st.booleans())
 def test_belady_hits_as_often_as_the_best_of_all_choices(seed, slots, bypass):
     visits = Visits.of(made_trace(seed, tokens=7, experts=4))
@@ -63,7 +66,11 @@ def test_belady_hits_as_often_as_the_best_of_all_choices(seed, slots, bypass):
 @given(traces(), st.integers(3, 12))
 def test_the_bounds_bound_and_the_counts_add_up(trace, slots):
     visits = Visits.of(trace)
-    forms = [simulate(visits, LRU, slots), belady(visits, slots), belady(visits, slots, bypass=True)]
+    forms = [
+        simulate(visits, LRU, slots),
+        belady(visits, slots),
+        belady(visits, slots, bypass=True),
+    ]
     for counts in (*forms, static(visits, slots)):
         assert counts[..., LOOKUPS].sum() == visits.lookups
         assert (counts[..., HITS] + counts[..., MISSES] == counts[..., LOOKUPS]).all()
@@ -140,11 +147,15 @@ def next_use(ids):
 
 
 @pytest.mark.parametrize("slots", [8, 24, 40])
-@pytest.mark.parametrize(
-    ("name", "counted"), [("LRU", lambda v, n: simulate(v, LRU, n)), ("Belady", belady)]
-)
-def test_hits_are_those_that_libcachesim_counts(name, counted, slots):
+@pytest.mark.parametrize("name", [name for name in JUDGED if name in option_names("cache")])
+def test_a_policy_hits_as_often_as_libcachesims(name, slots):
     """Traces of one expert a step, where the definitions coincide."""
-    visits = Visits.of(made_trace(7, tokens=2000, layers=1, experts=64, top_k=1))
-    expected = libcachesim_hits(name, visits.ids, slots)
-    assert counted(visits, slots)[..., HITS].sum() == expected > 0
+    policy = compose([f"cache={name}"]).policies.cache
+    hits = simulate(ONE_A_STEP, policy, slots)[..., HITS].sum()
+    assert hits == libcachesim_hits(JUDGED[name], ONE_A_STEP.ids, slots) > 0
+
+
+@pytest.mark.parametrize("slots", [8, 24, 40])
+def test_belady_hits_as_often_as_libcachesims(slots):
+    expected = libcachesim_hits("Belady", ONE_A_STEP.ids, slots)
+    assert belady(ONE_A_STEP, slots)[..., HITS].sum() == expected > 0
