@@ -102,7 +102,7 @@ class RouteRecorder:
     def _seen(self) -> tuple[Array, Array, list[Noted]]:
         """The rows of steps that have ended, and those steps."""
         table, probs = self._table_NLK.cpu().numpy(), self._probs_NLK.cpu().numpy()
-        seen: Array = (table >= 0).all(axis=(1, 2))
+        seen: Array = np.asarray((table >= 0).all(axis=(1, 2)))
         ended, kept, end = [], np.zeros_like(seen), 0
         for step in self._steps:
             start, end = end, end + step.num_tokens

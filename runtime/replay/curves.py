@@ -19,7 +19,7 @@ from residency.runtime.replay.compiled import has_form
 from residency.runtime.replay.jit import COMPILES, MEND
 from residency.runtime.replay.pool import HITS, LOOKUPS, NUM_COUNTS, Pool
 from residency.runtime.replay.simulate import check_slots, simulate
-from residency.runtime.replay.visits import Visits
+from residency.runtime.replay.visits import DECODE, Visits
 from residency.runtime.traces.trace import Array, Trace
 
 WORKERS = 2
@@ -139,7 +139,10 @@ def draw_curves(
         [curves[candidate.name] for candidate in candidates],
         [curves[name] for name in bounds],
         time.perf_counter() - start,
-        [MEND] if wanted and not COMPILES else [],
+        [
+            *([MEND] if wanted and not COMPILES else []),
+            *_warnings(sizes, cycle, scope, int(visits.phase_S.max(initial=0)) == DECODE),
+        ],
     )
 
 
@@ -185,6 +188,15 @@ def _run(jobs: dict[tuple[str, int], Callable[[], Array]], told: Told) -> dict[A
         except BaseException:
             workers.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _warnings(sizes: Sequence[int], cycle: int, scope: Scope, decodes: bool) -> list[str]:
+    if scope is not Scope.GLOBAL or not decodes or min(sizes) >= cycle:
+        return []
+    return [
+        f"slots={min(sizes)} is below the token cycle of {cycle}: before an expert is wanted again, "
+        "a global LRU has let it go for a token's others"
+    ]
 
 
 def _named(counts: Array) -> dict[str, int]:

@@ -28,5 +28,9 @@ def jit(function: Function) -> Function:
     """
     if numba is None:
         return function
-    compiled: Function = numba.njit(cache=True, nogil=True, _nrt=False)(function)
+    compiled: Function
+    try:
+        compiled = numba.njit(cache=True, nogil=True, _nrt=False)(function)
+    except RuntimeError:  # no folder to keep it in can be written
+        compiled = numba.njit(nogil=True, _nrt=False)(function)
     return compiled
