@@ -48,7 +48,7 @@ def run(
     out_dir: Out = None,
     force: Force = False,
     routes: Annotated[
-        Path | None, typer.Option("--routes", help="Record where each token is routed, as .npz.")
+        Path | None, typer.Option("--routes", help="Record where each token is routed.")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -194,8 +194,8 @@ def _warnings(sizes: Sequence[int], cycle: int, scope: Scope, decodes: bool) -> 
     if scope is not Scope.GLOBAL or not decodes or min(sizes) >= cycle:
         return []
     return [
-        f"slots={min(sizes)} is below the token cycle of {cycle}: before an expert is wanted again, "
-        "a global LRU has let it go for a token's others"
+        f"slots={min(sizes)} is below the token cycle of {cycle}: a global LRU lets an expert go "
+        "for others of one token before it is wanted again"
     ]
 
 
