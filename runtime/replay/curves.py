@@ -23,6 +23,7 @@ from residency.runtime.replay.visits import DECODE, Visits
 from residency.runtime.traces.trace import Array, Trace
 
 WORKERS = 2
+TARGET = "decode=gpu"
 COUNT_NAMES = ("lookups", "hits", "misses", "evictions")
 Told = Callable[[str], None]
 
@@ -142,6 +143,7 @@ def draw_curves(
         [
             *([MEND] if wanted and not COMPILES else []),
             *_warnings(sizes, cycle, scope, int(visits.phase_S.max(initial=0)) == DECODE),
+            *_other_targets(trace),
         ],
     )
 
@@ -188,6 +190,13 @@ def _run(jobs: dict[tuple[str, int], Callable[[], Array]], told: Told) -> dict[A
         except BaseException:
             workers.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _other_targets(trace: Trace) -> list[str]:
+    words = str(trace.about.get("combination", TARGET)).split()
+    if TARGET in words:
+        return []
+    return [f"recorded with {words[-1]}; replayed as {TARGET}, which fetches every miss"]
 
 
 def _warnings(sizes: Sequence[int], cycle: int, scope: Scope, decodes: bool) -> list[str]:

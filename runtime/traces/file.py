@@ -54,7 +54,7 @@ def read_mapped(file: Path) -> Trace:
     except CheckpointError as error:
         raise ConfigError(f"no trace: {error}") from error
     head = _metadata(file)
-    if head.get("format") != FORMAT or int(head.get("version", 0)) != VERSION:
+    if (head.get("format"), head.get("version")) != (FORMAT, str(VERSION)):
         said = f"{head.get('format', 'none')} {head.get('version', '')}".strip()
         raise ConfigError(f"its format is {said}, not {FORMAT} {VERSION}")
     arrays: dict[str, Array] = {}
@@ -66,14 +66,18 @@ def read_mapped(file: Path) -> Trace:
         )
     if missing := [key for key in REQUIRED if key not in arrays]:
         raise ConfigError(f"it has no {missing[0]}")
+    try:
+        num_experts, about = int(head["num_experts"]), dict(json.loads(head.get("about", "{}")))
+    except (KeyError, ValueError, TypeError) as error:
+        raise ConfigError("its header does not say num_experts, or about, rightly") from error
     steps = (arrays["step_offsets"], arrays["step_decodes"], arrays["step_admits"])
     return trace_of(
         arrays["expert_ids"],
-        int(head["num_experts"]),
+        num_experts,
         requests_N=arrays["requests"],
         probs_NLK=arrays.get("expert_probs"),
         steps=steps,
-        about=json.loads(head.get("about", "{}")),
+        about=about,
     )
 
 

@@ -1,5 +1,10 @@
 """Invariant 3: replay counts what the live run counted; compiled forms equal the tensor form."""
 
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conftest import tiny_engine
@@ -19,6 +24,7 @@ from residency.runtime.replay.curves import Candidate, Scope, draw_curves
 from residency.runtime.replay.simulate import simulate
 from residency.runtime.replay.visits import Visits
 from residency.runtime.traces import read
+from residency.runtime.traces.writing import save
 
 POLICIES = [Lru(Lru.Config()), *(Lrfu(Lrfu.Config(decay=decay)) for decay in (0, 0.1, 0.5, 1))]
 CACHES = {"cache=lru": Lru(Lru.Config()), "cache=lrfu": Lrfu(Lrfu.Config())}
@@ -105,6 +111,39 @@ def test_without_numba_the_tensor_form_runs_and_it_is_said_once(monkeypatch):
     assert len(without.notes) == 1 and "numba" in without.notes[0]
     for one, other in zip(with_it.policies, without.policies, strict=True):
         assert [p.as_dict() for p in one.points] == [p.as_dict() for p in other.points]
+
+
+def test_a_replay_without_numba_installed(tmp_path):
+    """The bounds' loops run as plain Python then, and count the same."""
+    trace, candidates = made_trace(6), [Candidate("lru", POLICIES[0])]
+    save(trace, tmp_path / "t.npz", "FILE")
+    code = (
+        "import sys; sys.modules['numba'] = None; from residency.cli import main; "
+        "sys.argv[1:] = sys.argv[2:]; main()"
+    )
+    words = ["replay", f"trace={tmp_path}/t.npz", "cache=lru", "slots=5", "--json"]
+    ran = subprocess.run(
+        [sys.executable, "-c", code, "-", *words], capture_output=True, text=True, check=True
+    )
+    told = json.loads(ran.stdout)
+    here = draw_curves(trace, candidates, [5])
+    assert told["policies"][0]["form"] == "tensor" and "numba" in told["notes"][0]
+    for group, curves_here in (("policies", here.policies), ("bounds", here.bounds)):
+        for curve, other in zip(told[group], curves_here, strict=True):
+            assert curve["points"] == other.as_dict()["points"]
+
+
+def test_a_recording_of_another_target_is_told():
+    trace = replace(made_trace(6), about={"combination": "cache=lru prefill=demand decode=hybrid"})
+    drawn = draw_curves(trace, [Candidate("lru", POLICIES[0])], [8])
+    assert any("decode=hybrid" in note for note in drawn.notes)
+
+
+def test_a_pool_below_the_token_cycle_is_told_of():
+    """Four slots are needed for two layers' top-2."""
+    notes = [draw_curves(made_trace(6), [Candidate("lru", POLICIES[0])], [n]).notes for n in (3, 4)]
+    assert any("token cycle of 4" in note for note in notes[0])
+    assert not any("token cycle" in note for note in notes[1])
 
 
 def test_a_pool_a_layer_is_many_small_pools():
