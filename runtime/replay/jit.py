@@ -6,6 +6,8 @@ Without it the same functions run as plain Python: right, and about a hundred ti
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -15,9 +17,26 @@ try:
 except ImportError:  # an extra of the package
     numba = None
 
+
+def _forget_stale() -> None:
+    """Numba looks at a function's own file, not at those of the functions it calls: drop what was
+    compiled before any of them changed.
+    """
+    folder = Path(__file__).parent
+    changed = max(file.stat().st_mtime for file in folder.rglob("*.py"))
+    with suppress(OSError):
+        for index in folder.rglob("*.nbi"):
+            if index.stat().st_mtime < changed:
+                index.unlink(missing_ok=True)
+
+
 COMPILES = numba is not None
 MEND = "no numba here, so policies are replayed in their tensor form, which is slow; mend it with "
 MEND += "pip install 'residency[replay]'"
+
+
+if COMPILES:
+    _forget_stale()
 
 
 def jit(function: Function) -> Function:
