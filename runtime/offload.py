@@ -196,6 +196,8 @@ class OffloadRuntime:
         self.tokens_seen += num_tokens
         for layer, num_bytes in self._table_reads:
             self.counters.moved(layer, phase, Source.TABLE, num_tokens * num_bytes)
+        if self.recorder is not None:
+            self.recorder.begin(phase, num_tokens)
 
     @contextmanager
     def recorded(self, phase: Phase, num_tokens: int) -> Iterator[None]:
@@ -218,7 +220,7 @@ class OffloadRuntime:
         if self.routing is not None:
             call = call._replace(ids_TK=self.routing.routes(step, call.ids_TK))
         if self.recorder is not None:
-            self.recorder.record(step, call.ids_TK)
+            self.recorder.record(step, call.ids_TK, call.weights_TK)
         return executor.layer(step, call)
 
     def _break_off(self) -> None:

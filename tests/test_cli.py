@@ -23,12 +23,27 @@ SURFACE = {
     "inspect": {"model", "--json"},
     "validate": {"overrides", "--matrix", "--json"},
     "policies": {"name", "--json"},
+    "replay": {"words", "--out", "--force", "--json"},
+    "trace record": {
+        *("file", "overrides", "--prompt", "-p", "--prompt-file", "-f", "--force", "--json"),
+    },
+    "trace import": {
+        *("source", "file", "--domains", "--experts", "--layers", "--top-k", "--prompt-tokens"),
+        *("--chunk-tokens", "--admit-tokens", "--force", "--json"),
+    },
+    "trace info": {"file", "--json"},
 }
 
 
 def surface():
     """Every command with the names of its options and arguments."""
-    commands = typer.main.get_command(app).commands
+    commands = {}
+    for name, command in typer.main.get_command(app).commands.items():
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            commands[name] = command
+        else:
+            commands |= {f"{name} {own}": each for own, each in inner.items()}
     return {
         name: {
             text
@@ -53,6 +68,11 @@ def test_the_surface_is_frozen():
         (("inspect",), ("headers alone", "MODEL", "--json", "GPU")),
         (("validate",), ("Exit status 2", "--matrix", "decode=gpu", "device=cpu")),
         (("policies",), ("lrfu", "parameters", "refuses")),
+        (("replay",), ("trace=FILE", "Belady", "curves.png", "slots", "scope")),
+        (("trace",), ("record", "import", "info")),
+        (("trace", "record"), ("FILE", "one after the other", "--force", "cache.slots=25%")),
+        (("trace", "import"), ("SOURCE", "--prompt-tokens", "--domains", "SGLang")),
+        (("trace", "info"), ("stack distances", "skew")),
     ],
 )
 def test_help_says_what_one_needs(command, words):

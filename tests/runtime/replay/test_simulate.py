@@ -1,0 +1,160 @@
+"""Invariant 3: replay counts what the live run counted; compiled forms equal the tensor form."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import tiny_engine
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from made_traces import made_trace, traces
+
+from residency.policies.cache.lrfu import Lrfu
+from residency.policies.cache.lru import Lru
+from residency.policies.errors import ConfigError
+from residency.policies.step import Phase
+from residency.runtime.counters import PHASES
+from residency.runtime.replay import curves, jit
+from residency.runtime.replay.compiled import form_of, has_form
+from residency.runtime.replay.curves import Candidate, Scope, draw_curves
+from residency.runtime.replay.simulate import simulate
+from residency.runtime.replay.visits import Visits
+from residency.runtime.traces import read
+from residency.runtime.traces.writing import save
+
+POLICIES = [Lru(Lru.Config()), *(Lrfu(Lrfu.Config(decay=decay)) for decay in (0, 0.1, 0.5, 1))]
+CACHES = {"cache=lru": Lru(Lru.Config()), "cache=lrfu": Lrfu(Lrfu.Config())}
+PROMPT = list(range(3, 40))
+needs_numba = pytest.mark.skipif(not jit.COMPILES, reason="numba is not installed")
+
+
+def live_counts(reports):
+    """int64 [phases, L, 4] of all reports together."""
+    rows = [row for report in reports for row in report.counters]
+    counts = np.zeros((len(PHASES), 1 + max(row.layer for row in rows), 4), dtype=np.int64)
+    for row in rows:
+        numbers = (row.lookups, row.hits, row.misses, row.evictions)
+        counts[PHASES.index(Phase(row.phase)), row.layer] += numbers
+    return counts
+
+
+@pytest.mark.parametrize("slots", [3, 7, 16])
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("prefill", ["prefill.max_tokens=16", "prefill.max_tokens=4"])
+def test_replay_counts_what_the_live_run_counted(checkpoint, tmp_path, cache, slots, prefill):
+    """Chunks of 15 tokens in three waves or more at 3 slots; or streamed past the slots."""
+    chunks = ("prefill.chunk_tokens=15", "prefill.groups=4", prefill)
+    with tiny_engine(checkpoint, cache, f"cache.slots={slots}", *chunks) as engine:
+        recorder = engine.record_routes()
+        reports = []
+        for start in (0, 5, 11):
+            recorder.next_request()
+            prompt = PROMPT[start:] + PROMPT[:start]
+            reports.append(engine.generate(prompt, max_new_tokens=20, ignore_eos=True))
+        recorder.save(tmp_path / "routes.safetensors")
+    trace = read(tmp_path / "routes.safetensors")
+    visits, live = Visits.of(trace), live_counts(reports)
+    assert trace.step_tokens[:4].tolist() == [15, 15, 7, 1]
+    assert bool(trace.admits_S[0]) == (prefill == "prefill.max_tokens=16")
+    assert live[..., 3].any(axis=1)[PHASES.index(Phase.DECODE)]  # something was evicted
+    for compiled in (False, True):
+        replayed = simulate(visits, CACHES[cache], slots, compiled=compiled)
+        assert np.array_equal(replayed, live), f"compiled={compiled}"
+
+
+@needs_numba
+@examples(max_examples=20)
+@given(traces(), st.sampled_from(POLICIES), st.integers(3, 12), st.booleans())
+def test_the_compiled_form_equals_the_tensor_form(trace, policy, slots, one_layer):
+    assert has_form(policy)
+    visits = Visits.of(trace)
+    layers = (trace.space.num_layers - 1, trace.space.num_layers) if one_layer else None
+    forms = (simulate(visits, policy, slots, layers=layers, compiled=c) for c in (True, False))
+    assert np.array_equal(*forms)
+
+
+@needs_numba
+def test_both_forms_rebase_as_the_live_run_does(monkeypatch):
+    """A horizon of 32 tokens, met five times."""
+    monkeypatch.setattr(Lrfu, "horizon", 32)
+    visits, policy = Visits.of(made_trace(1, tokens=100)), Lrfu(Lrfu.Config())
+    shifts = []
+    monkeypatch.setattr(
+        Lrfu, "rebase", lambda self, n, real=Lrfu.rebase: (shifts.append(n), real(self, n))
+    )
+    counts = [simulate(visits, policy, 5, compiled=compiled) for compiled in (True, False)]
+    assert np.array_equal(*counts)
+    assert shifts == [16] * 10
+
+
+def test_a_policy_without_a_compiled_form_is_replayed_in_its_tensor_form():
+    class Own(Lru):
+        """Ranks as lru does."""
+
+    own = Own(Own.Config())
+    assert form_of(own) is None
+    visits = Visits.of(made_trace(2))
+    assert np.array_equal(simulate(visits, own, 5), simulate(visits, Lru(Lru.Config()), 5))
+
+
+def test_without_numba_the_tensor_form_runs_and_it_is_said_once(monkeypatch):
+    trace, policies = made_trace(3), [Candidate("a", POLICIES[0]), Candidate("b", POLICIES[1])]
+    with_it = draw_curves(trace, policies, [4, 8])
+    monkeypatch.setattr(curves, "COMPILES", False)
+    monkeypatch.setattr("residency.runtime.replay.compiled.COMPILES", False)
+    without = draw_curves(trace, policies, [4, 8])
+    assert [curve.form for curve in without.policies] == ["tensor", "tensor"]
+    assert len(without.notes) == 1 and "numba" in without.notes[0]
+    for one, other in zip(with_it.policies, without.policies, strict=True):
+        assert [p.as_dict() for p in one.points] == [p.as_dict() for p in other.points]
+
+
+def test_a_replay_without_numba_installed(tmp_path):
+    """The bounds' loops run as plain Python then, and count the same."""
+    trace, candidates = made_trace(6), [Candidate("lru", POLICIES[0])]
+    save(trace, tmp_path / "t.npz", "FILE")
+    code = (
+        "import sys; sys.modules['numba'] = None; from residency.cli import main; "
+        "sys.argv[1:] = sys.argv[2:]; main()"
+    )
+    words = ["replay", f"trace={tmp_path}/t.npz", "cache=lru", "slots=5", "--json"]
+    ran = subprocess.run(
+        [sys.executable, "-c", code, "-", *words], capture_output=True, text=True, check=True
+    )
+    told = json.loads(ran.stdout)
+    here = draw_curves(trace, candidates, [5])
+    assert told["policies"][0]["form"] == "tensor" and "numba" in told["notes"][0]
+    for group, curves_here in (("policies", here.policies), ("bounds", here.bounds)):
+        for curve, other in zip(told[group], curves_here, strict=True):
+            assert curve["points"] == other.as_dict()["points"]
+
+
+def test_a_recording_of_another_target_is_told():
+    trace = replace(made_trace(6), about={"combination": "cache=lru prefill=demand decode=hybrid"})
+    drawn = draw_curves(trace, [Candidate("lru", POLICIES[0])], [8])
+    assert any("decode=hybrid" in note for note in drawn.notes)
+
+
+def test_a_pool_below_the_token_cycle_is_told_of():
+    """Four slots are needed for two layers' top-2."""
+    notes = [draw_curves(made_trace(6), [Candidate("lru", POLICIES[0])], [n]).notes for n in (3, 4)]
+    assert any("token cycle of 4" in note for note in notes[0])
+    assert not any("token cycle" in note for note in notes[1])
+
+
+def test_a_pool_a_layer_is_many_small_pools():
+    trace = made_trace(4, layers=3)
+    (curve,) = draw_curves(trace, [Candidate("lru", POLICIES[0])], [8], Scope.LAYER).policies
+    visits, policy = Visits.of(trace), POLICIES[0]
+    sizes = (3, 3, 2)
+    alone = [simulate(visits, policy, n, layers=(at, at + 1)) for at, n in enumerate(sizes)]
+    assert np.array_equal(curve.points[0].counts, sum(alone))
+
+
+def test_a_pool_that_a_decode_step_does_not_fit_into_is_refused():
+    with pytest.raises(ConfigError, match=r"slots=1: .* needs 2 experts .* slots=2"):
+        simulate(Visits.of(made_trace(5)), POLICIES[0], 1)
