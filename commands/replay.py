@@ -13,8 +13,7 @@ Words = Annotated[
     list[str],
     typer.Argument(
         metavar="trace=FILE [KEY=VALUE,...]",
-        help="trace, cache and its keys, slots, scope (global or layer); several values of a key "
-        "are several curves.",
+        help="trace, cache and its keys, slots; several values of a key are several curves.",
         show_default=False,
     ),
 ]
@@ -37,9 +36,7 @@ def replay(words: Words, out_dir: Out = None, force: Force = False, as_json: Jso
         folder = ResultFolder(out_dir, force) if out_dir else None
         trace, name = question.trace, question.file.rpartition("/")[2]
         with err.status("") as status:
-            curves = draw_curves(
-                trace, question.candidates, question.sizes, question.scope, status.update
-            )
+            curves = draw_curves(trace, question.candidates, question.sizes, status.update)
         result = as_dict(curves, trace, name)
         if folder:
             picture = chart_png(curves, title(trace, name))

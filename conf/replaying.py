@@ -1,4 +1,4 @@
-"""What `residency replay` is asked: a trace, policies with their keys, sizes and a scope.
+"""What `residency replay` is asked: a trace, policies with their keys, and sizes.
 
 Keys have the form of overrides, and several values with commas between them: every choice of
 values is a curve.
@@ -16,10 +16,10 @@ from residency.conf.options import option_names, option_node, suggestion
 from residency.policies.cache import CachePolicy
 from residency.policies.errors import ConfigError
 from residency.policies.step import IdSpace
-from residency.runtime.replay.curves import Candidate, Scope
+from residency.runtime.replay.curves import Candidate
 from residency.runtime.traces import Trace, read
 
-KEYS = ("trace", "cache", "slots", "scope")
+KEYS = ("trace", "cache", "slots")
 SIZES = "12.5%,25%,37.5%,50%,62.5%,75%,87.5%"
 # Commas within brackets or quotes belong to a value.
 COMMA = re.compile(r""",(?![^\[]*\])(?=(?:[^'"]*['"][^'"]*['"])*[^'"]*$)""")
@@ -33,7 +33,6 @@ class Question:
     trace: Trace
     candidates: list[Candidate]
     sizes: list[int]
-    scope: Scope
     yaml: str
 
 
@@ -45,9 +44,6 @@ def ask(words: Sequence[str]) -> Question:
         raise ConfigError("trace: a recorded trace is needed; give trace=FILE")
     caches = asked.setdefault("cache", [compose().policies.cache.name])
     slots = asked.setdefault("slots", SIZES.split(","))
-    scope = asked.setdefault("scope", [str(Scope.GLOBAL)])
-    if len(scope) != 1 or scope[0] not in list(Scope):
-        raise ConfigError(f"scope={','.join(scope)}: {suggestion(scope[0], list(Scope))}")
     params = {key: values for key, values in asked.items() if key not in KEYS}
     candidates = [found for cache in caches for found in _candidates(cache, params)]
     for key in params:
@@ -58,9 +54,11 @@ def ask(words: Sequence[str]) -> Question:
     if len(set(names)) < len(names):
         raise ConfigError(f"cache={','.join(caches)}: a policy is named twice")
     trace = read(file)
-    sizes = sorted({_size(text, trace.space, candidates[0].policy) for text in slots})
+    policies = [candidate.policy for candidate in candidates]
+    most_shares = max(policies, key=lambda policy: policy.num_shares(trace.space))
+    sizes = sorted({_size(text, trace.space, most_shares) for text in slots})
     yaml = "".join(f"{key}: {','.join(values)}\n" for key, values in asked.items())
-    return Question(file, trace, candidates, sizes, Scope(scope[0]), yaml)
+    return Question(file, trace, candidates, sizes, yaml)
 
 
 def _parsed(words: Sequence[str]) -> dict[str, list[str]]:
@@ -69,7 +67,7 @@ def _parsed(words: Sequence[str]) -> dict[str, list[str]]:
         key, equals, text = word.partition("=")
         if not equals or not text:
             raise ConfigError(f"{word}: not of the form key=value; keys are {', '.join(KEYS)}")
-        if key in ("cache.slots", "cache.scope"):
+        if key == "cache.slots":
             shared = word.removeprefix("cache.")
             raise ConfigError(f"{word}: all policies share it; say {shared}")
         if key not in KEYS and not key.startswith("cache."):

@@ -165,9 +165,7 @@ class Engine:
         """From now on, up to one context of tokens, note where each token is routed."""
         self._forget_rows()  # a graph captured before would not record
         space, clock = self.architecture.space, self.runtime.clock
-        self.runtime.recorder = RouteRecorder(
-            space, self.context, clock, self.device, self.policies.prefill
-        )
+        self.runtime.recorder = RouteRecorder(space, self.context, clock, self.device)
         return self.runtime.recorder
 
     def __enter__(self) -> Self:

@@ -21,7 +21,7 @@ class Views:
     def __init__(self, learning: Learning, host_layers: Collection[int] = ()) -> None:
         """host_layers: those whose slots decode does not read."""
         self._learning = learning
-        self._host_layers = host_layers
+        self.host_layers = host_layers
 
     def begin(self, maps: SlotPool, token: torch.Tensor, num_tokens: int, promoted: int) -> None:
         """maps: on the host. token, promoted: as `PrefillExecutor.begin` has them."""
@@ -71,7 +71,7 @@ class Views:
 
     def _welcome(self, layer: int) -> torch.Tensor:
         num_experts = self._maps.space.num_experts
-        may_enter = layer not in self._host_layers and self._promoted > 0
+        may_enter = layer not in self.host_layers and self._promoted > 0
         welcome = torch.full((num_experts,), may_enter)
         step = Step(self._token, layer, Phase.PREFILL)
         if may_enter and self._maps.may_decline(step):

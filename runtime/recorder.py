@@ -5,7 +5,7 @@ N tokens, L layers, K experts per token, T tokens of a step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,19 +13,26 @@ import numpy as np
 import torch
 
 from residency.policies.errors import WorkloadError
-from residency.policies.prefill import LayerView, PrefillMode
 from residency.policies.step import IdSpace, Phase, Step
-from residency.runtime.traces.trace import Array, Trace, trace_of
+from residency.runtime.prefill_entries import Entries
+from residency.runtime.traces.trace import ALL, Array, Trace, trace_of
 from residency.runtime.traces.writing import save
 
 
 class Noted(NamedTuple):
-    """A step: the tokens it takes, its phase, whether its experts enter the slots, its request."""
+    """A step: the tokens it takes, its phase, the tokens of its prompt behind it, its request, and
+    of each layer of a prompt how its experts entered the slots.
+    """
 
     num_tokens: int
     decodes: bool
-    admits: bool
+    behind: int
     request: int
+    entries: dict[int, Entries]
+
+    @property
+    def admits(self) -> bool:
+        return self.decodes or any(entries.admits for entries in self.entries.values())
 
 
 class RouteRecorder:
@@ -37,12 +44,9 @@ class RouteRecorder:
         num_tokens: int,
         after: torch.Tensor,
         device: torch.device,
-        prefill: PrefillMode | None = None,
     ) -> None:
-        """prefill: the mode that says of which chunks the experts enter the slots."""
         self.space = space
         self._clock = after
-        self._prefill = prefill
         self._first = after.clone() + 1
         shape = (num_tokens, space.num_layers, space.top_k)
         self._table_NLK = torch.full(shape, -1, dtype=torch.int16, device=device)
@@ -51,11 +55,17 @@ class RouteRecorder:
         self._request = 0
         self._kept: list[tuple[Array, Array, list[Noted]]] = []
 
-    def begin(self, phase: Phase, num_tokens: int) -> None:
-        """The host's part, before each step, replayed ones included."""
+    def begin(self, phase: Phase, num_tokens: int, behind: int = 0) -> None:
+        """The host's part, before each step, replayed ones included.
+
+        behind: tokens of the prompt that come after the chunk.
+        """
         decodes = phase is Phase.DECODE
-        admits = decodes or self._admits(num_tokens)
-        self._steps.append(Noted(num_tokens, decodes, admits, self._request))
+        self._steps.append(Noted(num_tokens, decodes, behind, self._request, {}))
+
+    def note(self, layer: int, entries: Entries) -> None:
+        """How the experts of a layer of the prompt in flight entered the slots."""
+        self._steps[-1].entries[layer] = entries
 
     def record(self, step: Step, ids_TK: torch.Tensor, weights_TK: torch.Tensor) -> None:
         """Note the step's routes. Fixed shapes, no host synchronisation: captured graphs do it."""
@@ -92,6 +102,9 @@ class RouteRecorder:
                 np.array([step.decodes for step in steps]),
                 np.array([step.admits for step in steps]),
             ),
+            behind_S=np.array([step.behind for step in steps]),
+            passed_P3=_rows(steps, lambda entries: entries.passed if entries.admits else [ALL]),
+            landed_P3=_rows(steps, lambda entries: entries.landed),
             about=about,
         )
 
@@ -111,10 +124,14 @@ class RouteRecorder:
                 ended.append(step)
         return table[kept], probs[kept], ended
 
-    def _admits(self, num_tokens: int) -> bool:
-        """Whether a chunk's experts would enter the slots, were none of them there."""
-        if self._prefill is None or not self._prefill.waits_for_router(num_tokens):
-            return False
-        nothing = torch.zeros(self.space.num_experts, dtype=torch.bool)
-        plan = self._prefill.plan(LayerView(0, num_tokens, nothing, ~nothing))
-        return bool(plan.admit.any())
+
+def _rows(steps: list[Noted], named: Callable[[Entries], list[int]]) -> Array:
+    """int32 [P, 3] (step, layer, expert) of prompts that admit."""
+    found = [
+        (number, layer, expert)
+        for number, step in enumerate(steps)
+        if step.admits
+        for layer, entries in sorted(step.entries.items())
+        for expert in named(entries)
+    ]
+    return np.array(found, dtype=np.int32).reshape(-1, 3)

@@ -3,11 +3,25 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from residency.runtime.traces.trace import trace_of
+from residency.runtime.traces.trace import ALL, trace_of
 
 
-def made_trace(seed, *, tokens=40, layers=2, experts=8, top_k=2, prompts=(), admit_tokens=64):
-    """Skewed routes; each of `prompts` (first token, end) is one step of prefill."""
+def made_trace(
+    seed,
+    *,
+    tokens=40,
+    layers=2,
+    experts=8,
+    top_k=2,
+    prompts=(),
+    admit_tokens=64,
+    passing=0,
+    landing=0,
+):
+    """Skewed routes; each of `prompts` (first token, end) is one step of prefill.
+
+    passing, landing: of the routes of prompts that admit, how many pass by or have landed.
+    """
     rng = np.random.default_rng(seed)
     weights = rng.permuted(np.tile(1.0 / (1 + np.arange(experts)), (layers, 1)), axis=1)
     noise = rng.gumbel(size=(tokens, layers, experts)) + np.log(weights)
@@ -20,7 +34,18 @@ def made_trace(seed, *, tokens=40, layers=2, experts=8, top_k=2, prompts=(), adm
     offsets = np.array([*sorted(starts), tokens])
     decode_S = decoded[offsets[:-1]]
     admits_S = decode_S | (np.diff(offsets) <= admit_tokens)
-    return trace_of(ids, experts, steps=(offsets, decode_S, admits_S))
+    rows = [
+        (step, layer, expert)
+        for step in np.flatnonzero(~decode_S & admits_S)
+        for layer in range(layers)
+        for expert in np.unique(ids[offsets[step] : offsets[step + 1], layer])
+    ]
+    rows = rng.permutation(np.array(rows, dtype=np.int32).reshape(-1, 3))
+    passed = rows[:passing].copy()
+    passed[passing // 2 : passing // 2 + 1, 2] = ALL
+    landed = rows[passing : passing + landing]
+    steps = (offsets, decode_S, admits_S)
+    return trace_of(ids, experts, steps=steps, passed_P3=passed, landed_P3=landed)
 
 
 @st.composite
@@ -37,4 +62,6 @@ def traces(draw):
         top_k=draw(st.integers(1, 3)),
         prompts=[(first, end)],
         admit_tokens=draw(st.sampled_from([0, 64])),
+        passing=draw(st.integers(0, 3)),
+        landing=draw(st.integers(0, 3)),
     )

@@ -51,6 +51,13 @@ class Belady(CachePolicy):
         references_NLK = ids_NLK * span + tokens_N[:, None, None]
         self._tell(references_NLK[routes_NLK >= 0].sort().values, span)
 
+    def foresee_steps(self, ids: torch.Tensor, tokens: torch.Tensor) -> None:
+        """The same by global ids, int64 [R], and the clock of the step that needs each, int64 [R]:
+        the tokens of a chunk share one.
+        """
+        span = int(tokens.max()) + 2
+        self._tell((ids * span + tokens).sort().values, span)
+
     def _tell(self, references: torch.Tensor, span: int) -> None:
         """references: int64, ascending: id * span + token. Behind them lies one of no id."""
         nobody = references.new_full((1,), NEVER)

@@ -22,7 +22,7 @@ from residency.runtime.replay.pool import (
     enter,
     touched,
 )
-from residency.runtime.replay.visits import Visits
+from residency.runtime.replay.visits import IGNORED, PASSES, Visits
 from residency.runtime.traces.trace import Array
 
 
@@ -32,27 +32,29 @@ def belady(
     """int64 [phases, L, 4] lookups, hits, misses and evictions of a pool that knows the future."""
     space = visits.space
     pool = Pool.empty(space.num_layers, space.num_ids, num_slots)
-    run = _run_bypassing if bypass else _run
+    run = _run_bypassing if bypass else run_belady
     keys = np.zeros(space.num_ids + 1, dtype=np.int64)
     run(Walk.of(visits, layers), pool, visits.next_visits, keys)
     return pool.counts
 
 
 @jit
-def _run(walk: Walk, pool: Pool, ahead: Array, keys: Array) -> None:
+def run_belady(walk: Walk, pool: Pool, ahead: Array, keys: Array) -> None:
+    """Replay all visits. ahead: the next visit of each id. keys: int64 [num_ids + 1], zeros."""
     for step in range(len(walk.clock_S)):
         for layer in range(walk.layers[0], walk.layers[1]):
             enter(walk, pool, keys, step, layer)
             visit = step * walk.num_layers[0] + layer
             for i in range(walk.offsets[visit], walk.offsets[visit + 1]):
-                keys[walk.ids[i]] = -ahead[i]
-                touched(pool, keys, walk.ids[i])
+                if walk.ways[i] != IGNORED:
+                    keys[walk.ids[i]] = -ahead[i]
+                    touched(pool, keys, walk.ids[i])
 
 
 @jit
 def _run_bypassing(walk: Walk, pool: Pool, ahead: Array, keys: Array) -> None:
-    """After each visit that admits, the pool holds of its residents and the visit's experts those
-    that are wanted soonest.
+    """After each visit, the pool holds of its residents and the visit's experts those
+    that are wanted soonest, those that pass by apart.
     """
     for step in range(len(walk.clock_S)):
         for layer in range(walk.layers[0], walk.layers[1]):
@@ -66,10 +68,9 @@ def _run_bypassing(walk: Walk, pool: Pool, ahead: Array, keys: Array) -> None:
                 pool.marks[own] = visit + 1 if pool.place[own] == ABSENT else 0
                 counts[HITS] += pool.place[own] != ABSENT
                 counts[MISSES] += pool.place[own] == ABSENT
-            if walk.admits_S[step]:
-                for i in range(walk.offsets[visit], walk.offsets[visit + 1]):
-                    if pool.marks[walk.ids[i]] == visit + 1:
-                        counts[EVICTIONS] += _enter_if_sooner(pool, keys, walk.ids[i], visit + 1)
+            for i in range(walk.offsets[visit], walk.offsets[visit + 1]):
+                if walk.ways[i] < PASSES and pool.marks[walk.ids[i]] == visit + 1:
+                    counts[EVICTIONS] += _enter_if_sooner(pool, keys, walk.ids[i], visit + 1)
 
 
 @jit

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -18,19 +17,16 @@ from residency.runtime.replay.belady import belady, static
 from residency.runtime.replay.compiled import has_form
 from residency.runtime.replay.jit import COMPILES, MEND
 from residency.runtime.replay.pool import HITS, LOOKUPS, NUM_COUNTS, Pool
-from residency.runtime.replay.simulate import check_slots, simulate
+from residency.runtime.replay.simulate import check_slots, compiles, simulate, sized
 from residency.runtime.replay.visits import DECODE, Visits
 from residency.runtime.traces.trace import Array, Trace
 
 WORKERS = 2
+PER_LAYER = "per layer"
+BOUND = "bound"
 TARGET = "decode=gpu"
 COUNT_NAMES = ("lookups", "hits", "misses", "evictions")
 Told = Callable[[str], None]
-
-
-class Scope(StrEnum):
-    GLOBAL = "global"  # one pool for all layers
-    LAYER = "layer"  # a pool for each layer, of equal size
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,6 @@ class Curves:
     """
 
     space: IdSpace
-    scope: Scope
     cycle: int
     policies: list[Curve]
     bounds: list[Curve]
@@ -99,7 +94,6 @@ def draw_curves(
     trace: Trace,
     candidates: Sequence[Candidate],
     sizes: Sequence[int],
-    scope: Scope = Scope.GLOBAL,
     told: Told | None = None,
 ) -> Curves:
     """Replay `trace` under each candidate at each size. told: hears of each replay that ended.
@@ -108,84 +102,83 @@ def draw_curves(
     """
     start, visits, space = time.perf_counter(), Visits.of(trace), trace.space
     _ = visits.next_visits  # once, before several workers ask for it
-    for size in sizes:
-        for _, slots in _pools(space, size, scope):
-            check_slots(visits, slots)
-    jobs: dict[tuple[str, int], Callable[[], Array]] = {}
+    jobs: Jobs = {}
     for candidate in candidates:
+        form = _form(visits, candidate.policy, sizes)
         for size in sizes:
-            jobs[candidate.name, size] = _job(visits, size, scope, _simulated(candidate.policy))
-    bounds: dict[str, Replay] = {
-        "belady": lambda v, n, layers: belady(v, n, layers=layers),
-        "belady with bypass": lambda v, n, layers: belady(v, n, bypass=True, layers=layers),
-        "static": static,
-    }
-    for name, replay in bounds.items():
-        for size in sizes:
-            jobs[name, size] = _job(visits, size, scope, replay)
+            jobs[form, candidate.name, size] = _simulated(visits, candidate.policy, size)
+    for num_shares in sorted({each.policy.num_shares(space) for each in candidates}):
+        for name, replay in BOUNDS.items():
+            whole = name if num_shares == 1 else f"{name} {PER_LAYER}"
+            for size in sizes:
+                jobs[BOUND, whole, size] = _bound(visits, size, num_shares, replay)
     counts = _run(jobs, told or (lambda line: None))
-    curves = {
-        name: Curve(name, form, [Point(size, counts[name, size]) for size in sizes])
-        for name, form in [
-            *((c.name, "compiled" if _compiles(c.policy) else "tensor") for c in candidates),
-            *((name, "bound") for name in bounds),
-        ]
-    }
+    curves = [
+        Curve(name, form, [Point(size, counts[form, name, size]) for size in sizes])
+        for form, name in dict.fromkeys((form, name) for form, name, _ in jobs)
+    ]
     cycle = space.num_layers * min(space.top_k * trace.batch, space.num_experts)
     wanted = any(has_form(candidate.policy) for candidate in candidates)
     return Curves(
         space,
-        scope,
         cycle,
-        [curves[candidate.name] for candidate in candidates],
-        [curves[name] for name in bounds],
+        [curve for curve in curves if curve.form != BOUND],
+        [curve for curve in curves if curve.form == BOUND],
         time.perf_counter() - start,
         [
             *([MEND] if wanted and not COMPILES else []),
-            *_warnings(sizes, cycle, scope, int(visits.phase_S.max(initial=0)) == DECODE),
+            *_warnings(visits, candidates, sizes, cycle),
             *_other_targets(trace),
         ],
     )
 
 
+Jobs = dict[tuple[str, str, int], Callable[[], Array]]  # of a form, a name, a size
 Replay = Callable[[Visits, int, tuple[int, int] | None], Array]
+BOUNDS: dict[str, Replay] = {
+    "belady": lambda visits, slots, layers: belady(visits, slots, layers=layers),
+    "belady with bypass": lambda visits, slots, layers: belady(
+        visits, slots, bypass=True, layers=layers
+    ),
+    "static": static,
+}
 
 
-def _simulated(policy: CachePolicy) -> Replay:
-    return lambda visits, slots, layers: simulate(visits, policy, slots, layers=layers)
+def _form(visits: Visits, policy: CachePolicy, sizes: Sequence[int]) -> str:
+    """Raises ConfigError for a pool that a decode step does not fit into."""
+    found = True
+    for size in sizes:
+        own = sized(policy, size)
+        check_slots(visits, own, size)
+        found = found and compiles(visits.under(own), own, size)
+    return "compiled" if found else "tensor"
 
 
-def _compiles(policy: CachePolicy) -> bool:
-    return COMPILES and has_form(policy)
+def _simulated(visits: Visits, policy: CachePolicy, size: int) -> Callable[[], Array]:
+    return lambda: simulate(visits, policy, size)
 
 
-def _job(visits: Visits, size: int, scope: Scope, replay: Replay) -> Callable[[], Array]:
+def _bound(visits: Visits, size: int, num_shares: int, replay: Replay) -> Callable[[], Array]:
     def run() -> Array:
-        parts = (replay(visits, slots, layers) for layers, slots in _pools(space, size, scope))
-        total = Pool.empty(space.num_layers, space.num_ids, 0).counts
-        return sum(parts, start=total)
+        if num_shares == 1:
+            return replay(visits, size, None)
+        total = Pool.empty(visits.space.num_layers, visits.space.num_ids, 0).counts
+        for layer in range(num_shares):
+            total += replay(visits, size // num_shares, (layer, layer + 1))
+        return total
 
-    space = visits.space
     return run
 
 
-def _pools(space: IdSpace, size: int, scope: Scope) -> list[tuple[tuple[int, int] | None, int]]:
-    """(layers, slots) of each pool; what does not divide goes to the first layers."""
-    if scope is Scope.GLOBAL:
-        return [(None, size)]
-    each, rest = divmod(size, space.num_layers)
-    return [((layer, layer + 1), each + (layer < rest)) for layer in range(space.num_layers)]
-
-
-def _run(jobs: dict[tuple[str, int], Callable[[], Array]], told: Told) -> dict[Any, Array]:
+def _run(jobs: Jobs, told: Told) -> dict[Any, Array]:
     """Loops without the lock run side by side; the tensor form takes its turns."""
     with ThreadPoolExecutor(WORKERS) as workers:
         futures = {key: workers.submit(job) for key, job in jobs.items()}
         try:
             found = {}
-            for (name, size), future in futures.items():
-                found[name, size] = future.result()
-                told(f"{name}, {size} slots")
+            for key, future in futures.items():
+                found[key] = future.result()
+                told(f"{key[1]}, {key[2]} slots")
             return found
         except BaseException:
             workers.shutdown(wait=False, cancel_futures=True)
@@ -199,8 +192,12 @@ def _other_targets(trace: Trace) -> list[str]:
     return [f"recorded with {words[-1]}; replayed as {TARGET}, which fetches every miss"]
 
 
-def _warnings(sizes: Sequence[int], cycle: int, scope: Scope, decodes: bool) -> list[str]:
-    if scope is not Scope.GLOBAL or not decodes or min(sizes) >= cycle:
+def _warnings(
+    visits: Visits, candidates: Sequence[Candidate], sizes: Sequence[int], cycle: int
+) -> list[str]:
+    decodes = int(visits.phase_S.max(initial=0)) == DECODE
+    some_global = any(each.policy.num_shares(visits.space) == 1 for each in candidates)
+    if not some_global or not decodes or min(sizes) >= cycle:
         return []
     return [
         f"slots={min(sizes)} is below the token cycle of {cycle}: a global LRU lets an expert go "

@@ -13,7 +13,7 @@ import numpy as np
 from residency.runtime.counters import FIELDS, PHASES
 from residency.runtime.replay.heap import ABSENT, PENDING, lowest, pop, push, reorder, rise
 from residency.runtime.replay.jit import jit
-from residency.runtime.replay.visits import Visits
+from residency.runtime.replay.visits import FIRST, PASSES, Visits
 from residency.runtime.traces.trace import Array
 
 LOOKUPS, HITS, MISSES, EVICTIONS = map(FIELDS.index, ("lookups", "hits", "misses", "evictions"))
@@ -27,9 +27,9 @@ class Walk(NamedTuple):
 
     ids: Array
     offsets: Array
+    ways: Array
     clock_S: Array
     phase_S: Array
-    admits_S: Array
     layers: Array
     num_layers: Array
 
@@ -40,9 +40,9 @@ class Walk(NamedTuple):
         return cls(
             visits.ids,
             visits.offsets,
+            visits.ways,
             visits.clock_S,
             visits.phase_S,
-            visits.admits_S,
             np.array([first, end], dtype=np.int64),
             np.array([num_layers], dtype=np.int64),
         )
@@ -96,37 +96,42 @@ def touched(pool: Pool, keys: Array, own: int) -> None:
 
 @jit
 def enter(walk: Walk, pool: Pool, keys: Array, step: int, layer: int) -> None:
-    """Count one visit and admit what it misses, if the step admits; keys as before its touch.
+    """Count one visit and admit what it misses and may enter; keys as before its touch.
 
     What was admitted is PENDING until `touched`. A chunk with more experts than slots is worked
-    off in waves, its residents first.
+    off in waves, its residents first, then those that landed.
     """
     visit = step * walk.num_layers[0] + layer
     first, end = walk.offsets[visit], walk.offsets[visit + 1]
     counts = pool.counts[walk.phase_S[step], layer]
-    hits = 0
+    hits = entering = 0
     for i in range(first, end):
         own = walk.ids[i]
         if pool.place[own] != ABSENT:
             hits += 1
             pool.marks[own] = visit + 1
+        elif walk.ways[i] < PASSES:
+            entering += 1
     misses = end - first - hits
     counts[LOOKUPS] += end - first
     counts[HITS] += hits
     counts[MISSES] += misses
-    if misses == 0 or not walk.admits_S[step]:
+    if entering == 0:
         return
-    at = first
-    wave = min(len(pool.heap) - hits, misses)  # the residents are a part of the first
+    at, way = first, FIRST
+    wave = min(len(pool.heap) - hits, entering)  # the residents are a part of the first
     while True:
         counts[EVICTIONS] += _evict(pool, keys, wave, visit + 1)
-        misses -= wave
-        for _ in range(wave):
-            while abs(pool.marks[walk.ids[at]]) == visit + 1:
-                at += 1
-            pool.place[walk.ids[at]] = PENDING
+        entering -= wave
+        while wave > 0:
+            if at == end:
+                at, way = first, way + 1
+            own = walk.ids[at]
+            if walk.ways[at] == way and abs(pool.marks[own]) != visit + 1:
+                pool.place[own] = PENDING
+                wave -= 1
             at += 1
-        if misses == 0:
+        if entering == 0:
             return
         # The next wave may evict what this one needed.
         for i in range(first, end):
@@ -135,7 +140,7 @@ def enter(walk: Walk, pool: Pool, keys: Array, step: int, layer: int) -> None:
                 pool.marks[own] = -visit - 1
             if pool.place[own] == PENDING:
                 _push(pool, keys, own)
-        wave = min(len(pool.heap), misses)
+        wave = min(len(pool.heap), entering)
 
 
 @jit

@@ -32,7 +32,6 @@ def as_dict(curves: Curves, trace: Trace, file: str) -> dict[str, Any]:
             "accesses": trace.accesses,
             "about": dict(trace.about),
         },
-        "scope": str(curves.scope),
         "cycle": curves.cycle,
         "policies": [curve.as_dict() for curve in curves.policies],
         "bounds": [curve.as_dict() for curve in curves.bounds],
@@ -59,6 +58,5 @@ def curves_table(curves: Curves, trace: Trace, file: str) -> Table:
         for curve in group:
             table.add_row(curve.name, *(f"{point.miss_ratio:.2%}" for point in curve.points))
         table.add_section()
-    pools = "one pool" if curves.scope == "global" else "a pool a layer"
-    table.caption = f"{pools}; token cycle {curves.cycle} slots; {curves.seconds:.1f} s"
+    table.caption = f"token cycle {curves.cycle} slots; {curves.seconds:.1f} s"
     return table

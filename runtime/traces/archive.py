@@ -17,6 +17,7 @@ from residency.runtime.traces.trace import USUAL_PHASES, Array, Phases, Trace, t
 
 EXPERT_IDS, NUM_EXPERTS = "expert_ids", "num_experts"
 STEPS = ("step_offsets", "step_decodes", "step_admits")
+BEHIND, PASSED, LANDED = "step_behind", "passed", "landed"
 
 
 def write_archive(trace: Trace, file: Path, option: str) -> None:
@@ -29,6 +30,7 @@ def write_archive(trace: Trace, file: Path, option: str) -> None:
         "requests": trace.requests_N,
     }
     arrays |= zip(STEPS, (trace.step_offsets, trace.decode_S, trace.admits_S), strict=True)
+    arrays |= {BEHIND: trace.behind_S, PASSED: trace.passed_P3, LANDED: trace.landed_P3}
     if trace.probs_NLK is not None:
         arrays["expert_probs"] = trace.probs_NLK
     np.savez_compressed(content, **arrays)
@@ -67,6 +69,9 @@ def read_archive(
             requests_N=requests,
             probs_NLK=arrays.get("expert_probs"),
             steps=steps,
+            behind_S=None if steps is None else arrays.get(BEHIND),
+            passed_P3=None if steps is None else arrays.get(PASSED),
+            landed_P3=None if steps is None else arrays.get(LANDED),
             phases=phases,
         )
     except (ValueError, TypeError, KeyError, IndexError) as error:

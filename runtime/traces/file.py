@@ -37,7 +37,10 @@ def write_mapped(trace: Trace, file: Path, option: str) -> None:
         "step_decodes": trace.decode_S,
         "step_admits": trace.admits_S,
         "requests": trace.requests_N,
+        "step_behind": trace.behind_S,
     }
+    arrays |= {"passed": trace.passed_P3} if len(trace.passed_P3) else {}
+    arrays |= {"landed": trace.landed_P3} if len(trace.landed_P3) else {}
     if trace.probs_NLK is not None:
         arrays["expert_probs"] = trace.probs_NLK
     head = {"format": FORMAT, "version": str(VERSION)}
@@ -77,6 +80,9 @@ def read_mapped(file: Path) -> Trace:
         requests_N=arrays["requests"],
         probs_NLK=arrays.get("expert_probs"),
         steps=steps,
+        behind_S=arrays.get("step_behind"),
+        passed_P3=arrays.get("passed"),
+        landed_P3=arrays.get("landed"),
         about=about,
     )
 

@@ -17,6 +17,7 @@ from residency.policies.errors import ConfigError
 from residency.policies.step import IdSpace
 
 Array = np.ndarray[Any, Any]
+ALL = -1  # experts of a layer
 UNKNOWN = -1  # the request of a token whose recorder did not say
 CHECKED_TOKENS = 1 << 14  # so many at a time: a mapped file is never whole in memory
 
@@ -44,6 +45,10 @@ class Trace:
     step_offsets: int64 [S + 1], the tokens of step s are offsets[s] to offsets[s + 1].
     decode_S: bool, whether the step decodes. admits_S: bool, whether its missing experts enter
     the slots; a decode step's do. requests_N: int32, UNKNOWN where it is not known.
+    behind_S: int64, tokens of the prompt that come after the step; 0 in decode.
+    passed_P3, landed_P3: int32 (step, layer, expert within the layer) of prompts that admit: who
+    passed the slots by all the same, ALL for whoever the layer misses; and who entered them before
+    the others, having been fetched ahead.
     probs_NLK: float16 weights of the router, or None. about: what is said of the run; `domains`
     is a list of names, one a request.
     """
@@ -54,6 +59,9 @@ class Trace:
     decode_S: Array
     admits_S: Array
     requests_N: Array
+    behind_S: Array
+    passed_P3: Array
+    landed_P3: Array
     probs_NLK: Array | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -107,6 +115,9 @@ def trace_of(
     requests_N: Array | None = None,
     probs_NLK: Array | None = None,
     steps: tuple[Array, Array, Array] | None = None,
+    behind_S: Array | None = None,
+    passed_P3: Array | None = None,
+    landed_P3: Array | None = None,
     phases: Phases = USUAL_PHASES,
     about: Mapping[str, Any] | None = None,
 ) -> Trace:
@@ -114,7 +125,8 @@ def trace_of(
 
     ids_NLK: any integers. num_experts: None for the highest id + 1. decoded_N: bool, None if all
     tokens were. steps: (step_offsets, decode_S, admits_S), None to cut them as `phases` says: each
-    decoded token is a step. requests_N: None for one request.
+    decoded token is a step. requests_N: None for one request. behind_S: None where chunks of one
+    request that follow one another are one prompt. passed_P3, landed_P3: None for nobody.
     """
     ids_NLK, num_experts = _checked_ids(ids_NLK, num_experts)
     num_tokens, num_layers, top_k = ids_NLK.shape
@@ -132,13 +144,21 @@ def trace_of(
         steps = _cut(decoded_N, requests_N, phases)
     step_offsets, decode_S, admits_S = steps
     _check_steps(step_offsets, decode_S, admits_S, num_tokens)
+    space, num_steps = IdSpace(num_layers, num_experts, top_k), len(decode_S)
+    if behind_S is None:
+        behind_S = _behind(step_offsets, decode_S, requests_N)
+    elif behind_S.shape != decode_S.shape or (behind_S < 0).any():
+        raise ConfigError("the tokens behind each step are not as many as the steps, or below 0")
     return Trace(
-        IdSpace(num_layers, num_experts, top_k),
+        space,
         ids_NLK,
         step_offsets.astype(np.int64),
         decode_S.astype(bool),
         admits_S.astype(bool),
         requests_N.astype(np.int32),
+        behind_S.astype(np.int64),
+        _checked_rows("those that pass by", passed_P3, num_steps, space, ALL),
+        _checked_rows("those that landed", landed_P3, num_steps, space, 0),
         None if probs_NLK is None else probs_NLK.astype(np.float16, copy=False),
         dict(about or {}),
     )
@@ -167,6 +187,31 @@ def _check_steps(offsets: Array, decode_S: Array, admits_S: Array, num_tokens: i
         raise ConfigError(f"the steps do not cover the {num_tokens} tokens, each by one")
     if decode_S.shape != admits_S.shape or len(decode_S) != len(offsets) - 1:
         raise ConfigError("the steps' phases are not as many as the steps")
+
+
+def _checked_rows(
+    what: str, rows_P3: Array | None, num_steps: int, space: IdSpace, lowest: int
+) -> Array:
+    if rows_P3 is None:
+        return np.zeros((0, 3), dtype=np.int32)
+    ends = np.array([num_steps, space.num_layers, space.num_experts])
+    if rows_P3.ndim != 2 or rows_P3.shape[1] != 3 or not np.issubdtype(rows_P3.dtype, np.integer):
+        raise ConfigError(f"{what} are {rows_P3.dtype} {list(rows_P3.shape)}, not integer [P, 3]")
+    if (rows_P3 < [0, 0, lowest]).any() or (rows_P3 >= ends).any():
+        raise ConfigError(f"{what} name a step, a layer or an expert that there is not")
+    return rows_P3.astype(np.int32)
+
+
+def _behind(offsets: Array, decode_S: Array, requests_N: Array) -> Array:
+    """int64 [S] tokens of the same prompt behind each step: chunks of one request in a row."""
+    requests_S = requests_N[offsets[:-1]]
+    joined = ~decode_S[1:] & ~decode_S[:-1] & (requests_S[1:] == requests_S[:-1])
+    # The step with which each prompt ends: the next one that is not joined to its follower.
+    steps = np.arange(len(decode_S))
+    last = np.where(np.append(joined, False), len(decode_S), steps)
+    last = np.minimum.accumulate(last[::-1])[::-1]
+    behind: Array = offsets[last + 1] - offsets[1:]
+    return behind
 
 
 def _cut(decoded_N: Array, requests_N: Array, phases: Phases) -> tuple[Array, Array, Array]:

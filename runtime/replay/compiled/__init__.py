@@ -10,23 +10,39 @@ from collections.abc import Callable
 from typing import Any
 
 from residency.policies.cache import CachePolicy
+from residency.policies.cache.belady import Belady
+from residency.policies.cache.fifo import Fifo
+from residency.policies.cache.lfu import Lfu
 from residency.policies.cache.lrfu import Lrfu
 from residency.policies.cache.lru import Lru
-from residency.runtime.replay.compiled import lrfu, lru
+from residency.policies.cache.static import Static
+from residency.runtime.replay.compiled import belady, fifo, lfu, lrfu, lru, static
 from residency.runtime.replay.jit import COMPILES
 from residency.runtime.replay.pool import Pool, Walk
+from residency.runtime.replay.visits import Visits
 
-# walk, pool, first step, end, and the policy's state as `arrays_of` gives it.
-Form = Callable[..., None]
-_COMPILED: dict[type[CachePolicy], Any] = {Lru: lru, Lrfu: lrfu}
+# Each module has arrays_of(policy, visits, slots of a pool), None where its loop cannot do that,
+# and run(walk, pool, first step, end, *arrays).
+_COMPILED: dict[type[CachePolicy], Any] = {
+    Belady: belady,
+    Fifo: fifo,
+    Lfu: lfu,
+    Lrfu: lrfu,
+    Lru: lru,
+    Static: static,
+}
 
 
-def form_of(policy: CachePolicy) -> Callable[[Walk, Pool, int, int], None] | None:
+def form_of(
+    policy: CachePolicy, visits: Visits, num_slots: int
+) -> Callable[[Walk, Pool, int, int], None] | None:
     """Replays a range of steps on an allocated policy; None where there is no compiled form."""
     module = _COMPILED.get(type(policy))
     if module is None or not COMPILES:
         return None
-    arrays = module.arrays_of(policy)
+    arrays = module.arrays_of(policy, visits, num_slots)
+    if arrays is None:
+        return None
     return lambda walk, pool, first, end: module.run(walk, pool, first, end, *arrays)
 
 

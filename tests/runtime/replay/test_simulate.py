@@ -13,21 +13,57 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from made_traces import made_trace, traces
 
+from residency.conf import compose
+from residency.policies.cache.belady import Belady
+from residency.policies.cache.fifo import Fifo
+from residency.policies.cache.lfu import Lfu
 from residency.policies.cache.lrfu import Lrfu
 from residency.policies.cache.lru import Lru
+from residency.policies.cache.static import Static
 from residency.policies.errors import ConfigError
 from residency.policies.step import Phase
 from residency.runtime.counters import PHASES
 from residency.runtime.replay import curves, jit
+from residency.runtime.replay.belady import belady
 from residency.runtime.replay.compiled import form_of, has_form
-from residency.runtime.replay.curves import Candidate, Scope, draw_curves
+from residency.runtime.replay.curves import Candidate, draw_curves
 from residency.runtime.replay.simulate import simulate
 from residency.runtime.replay.visits import Visits
 from residency.runtime.traces import read
+from residency.runtime.traces.trace import trace_of
 from residency.runtime.traces.writing import save
 
-POLICIES = [Lru(Lru.Config()), *(Lrfu(Lrfu.Config(decay=decay)) for decay in (0, 0.1, 0.5, 1))]
-CACHES = {"cache=lru": Lru(Lru.Config()), "cache=lrfu": Lrfu(Lrfu.Config())}
+POLICIES = [
+    Lru(Lru.Config()),
+    *(Lrfu(Lrfu.Config(decay=decay)) for decay in (0, 0.1, 0.5, 1)),
+    Lrfu(Lrfu.Config(prefill_weight=0.1)),
+    Fifo(Fifo.Config()),
+    *(Lfu(Lfu.Config(half_life=half_life)) for half_life in (0, 3, 64)),
+    Belady(Belady.Config()),
+]
+CACHES = {
+    f"cache={name} {words}".strip(): compose([f"cache={name}", *words.split()]).policies.cache
+    for name, words in (
+        ("lru", ""),
+        ("lrfu", ""),
+        ("lrfu", "cache.prefill_tokens=5 cache.prefill_weight=0.2"),
+        ("lrfu", "cache.history=reset"),
+        ("lru", "cache.admit_prefill=false"),
+        ("lru", "cache.prefill_tokens=20"),
+        ("fifo", ""),
+        ("lfu", "cache.half_life=8"),
+        ("s3fifo", ""),
+        ("least_stale", ""),
+    )
+}
+keys = st.fixed_dictionaries(
+    {},
+    optional={
+        "scope": st.just("per_layer"),
+        "prefill_tokens": st.integers(0, 12),
+        "admit_prefill": st.just(False),
+    },
+)
 PROMPT = list(range(3, 40))
 needs_numba = pytest.mark.skipif(not jit.COMPILES, reason="numba is not installed")
 
@@ -42,13 +78,25 @@ def live_counts(reports):
     return counts
 
 
-@pytest.mark.parametrize("slots", [3, 7, 16])
-@pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("prefill", ["prefill.max_tokens=16", "prefill.max_tokens=4"])
+DEMAND, PAST = "prefill.max_tokens=16", "prefill.max_tokens=4"
+MODES = [DEMAND, PAST, "prefill=always_stream", "prefill=speculate", "prefill=auto"]
+
+
+@pytest.mark.parametrize(
+    ("cache", "slots", "prefill"),
+    [
+        *((cache, slots, DEMAND) for cache in CACHES for slots in (3, 7, 16)),
+        *((cache, slots, mode) for cache in list(CACHES)[:3] for slots in (3, 7, 16)
+          for mode in MODES[1:]),
+        *(("cache=lru cache.scope=per_layer", slots, mode) for slots in (9, 15) for mode in MODES),
+    ],
+)  # fmt: skip
 def test_replay_counts_what_the_live_run_counted(checkpoint, tmp_path, cache, slots, prefill):
     """Chunks of 15 tokens in three waves or more at 3 slots; or streamed past the slots."""
-    chunks = ("prefill.chunk_tokens=15", "prefill.groups=4", prefill)
-    with tiny_engine(checkpoint, cache, f"cache.slots={slots}", *chunks) as engine:
+    mode = ["prefill=demand", prefill] if "." in prefill else [prefill]
+    words = (*cache.split(), *mode, "prefill.chunk_tokens=15", "prefill.groups=4")
+    policy = compose(cache.split()).policies.cache
+    with tiny_engine(checkpoint, f"cache.slots={slots}", *words) as engine:
         recorder = engine.record_routes()
         reports = []
         for start in (0, 5, 11):
@@ -59,21 +107,23 @@ def test_replay_counts_what_the_live_run_counted(checkpoint, tmp_path, cache, sl
     trace = read(tmp_path / "routes.safetensors")
     visits, live = Visits.of(trace), live_counts(reports)
     assert trace.step_tokens[:4].tolist() == [15, 15, 7, 1]
-    assert bool(trace.admits_S[0]) == (prefill == "prefill.max_tokens=16")
+    if prefill != "prefill=auto":
+        assert bool(trace.admits_S[0]) == (prefill in (DEMAND, "prefill=speculate"))
     assert live[..., 3].any(axis=1)[PHASES.index(Phase.DECODE)]  # something was evicted
     for compiled in (False, True):
-        replayed = simulate(visits, CACHES[cache], slots, compiled=compiled)
+        replayed = simulate(visits, policy, slots, compiled=compiled)
         assert np.array_equal(replayed, live), f"compiled={compiled}"
 
 
 @needs_numba
 @examples(max_examples=20)
-@given(traces(), st.sampled_from(POLICIES), st.integers(3, 12), st.booleans())
-def test_the_compiled_form_equals_the_tensor_form(trace, policy, slots, one_layer):
+@given(traces(), st.sampled_from(POLICIES), st.integers(3, 12), keys)
+def test_the_compiled_form_equals_the_tensor_form(trace, policy, slots, keys):
+    """With prompts in waves, passing by and landed; a part of them references; slots per layer."""
     assert has_form(policy)
-    visits = Visits.of(trace)
-    layers = (trace.space.num_layers - 1, trace.space.num_layers) if one_layer else None
-    forms = (simulate(visits, policy, slots, layers=layers, compiled=c) for c in (True, False))
+    visits, own = Visits.of(trace), type(policy)(replace(policy.config, **keys))
+    size = slots * own.num_shares(trace.space)
+    forms = (simulate(visits, own, size, compiled=c) for c in (True, False))
     assert np.array_equal(*forms)
 
 
@@ -96,8 +146,8 @@ def test_a_policy_without_a_compiled_form_is_replayed_in_its_tensor_form():
         """Ranks as lru does."""
 
     own = Own(Own.Config())
-    assert form_of(own) is None
     visits = Visits.of(made_trace(2))
+    assert form_of(own, visits, 5) is None
     assert np.array_equal(simulate(visits, own, 5), simulate(visits, Lru(Lru.Config()), 5))
 
 
@@ -146,13 +196,46 @@ def test_a_pool_below_the_token_cycle_is_told_of():
     assert not any("token cycle" in note for note in notes[1])
 
 
-def test_a_pool_a_layer_is_many_small_pools():
+def test_slots_per_layer_are_a_pool_for_each():
+    """Its layers alone are traces of one layer."""
     trace = made_trace(4, layers=3)
-    (curve,) = draw_curves(trace, [Candidate("lru", POLICIES[0])], [8], Scope.LAYER).policies
-    visits, policy = Visits.of(trace), POLICIES[0]
-    sizes = (3, 3, 2)
-    alone = [simulate(visits, policy, n, layers=(at, at + 1)) for at, n in enumerate(sizes)]
-    assert np.array_equal(curve.points[0].counts, sum(alone))
+    per_layer = Candidate("lru", Lru(Lru.Config(scope="per_layer")))
+    drawn = draw_curves(trace, [per_layer], [9])
+    alone = [trace_of(trace.ids_NLK[:, layer : layer + 1], 8) for layer in range(3)]
+    policy = POLICIES[0]
+    counts = np.concatenate([simulate(Visits.of(one), policy, 3) for one in alone], axis=1)
+    assert np.array_equal(drawn.policies[0].points[0].counts, counts)
+    assert [bound.name for bound in drawn.bounds][0] == "belady per layer"
+    bounds = np.concatenate([belady(Visits.of(one), 3) for one in alone], axis=1)
+    assert np.array_equal(drawn.bounds[0].points[0].counts, bounds)
+
+
+def test_slots_that_cannot_be_shared_out_are_refused():
+    policy = Lru(Lru.Config(scope="per_layer"))
+    with pytest.raises(ConfigError, match=r"slots=10 .* evenly among 3 .*slots=9"):
+        simulate(Visits.of(made_trace(5, layers=3)), policy, 10)
+
+
+@pytest.mark.parametrize("slots", [4, 7])
+def test_the_policy_belady_is_the_bound(slots):
+    visits = Visits.of(made_trace(8, prompts=[(3, 12), (20, 24)]))
+    for compiled in (True, False):
+        counts = simulate(visits, Belady(Belady.Config()), slots, compiled=compiled)
+        assert np.array_equal(counts, belady(visits, slots))
+
+
+@needs_numba
+@pytest.mark.parametrize("scope", ["global", "per_layer"])
+def test_static_keeps_what_a_profile_counts(tmp_path, scope):
+    trace = made_trace(9, prompts=[(0, 10)])
+    counts = [
+        np.bincount(trace.ids_NLK[:, layer].ravel(), minlength=8).tolist() for layer in (0, 1)
+    ]
+    (tmp_path / "counts.json").write_text(json.dumps(counts))
+    policy = Static(Static.Config(profile=str(tmp_path / "counts.json"), scope=scope))
+    forms = [simulate(Visits.of(trace), policy, 6, compiled=c) for c in (True, False)]
+    assert np.array_equal(*forms)
+    assert not forms[0][..., 3].any() and forms[0][..., 1].any()
 
 
 def test_a_pool_that_a_decode_step_does_not_fit_into_is_refused():
