@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from made_traces import made_trace, traces
 
 from residency.conf import compose
-from residency.conf.options import option_names
 from residency.policies.cache.lru import Lru
 from residency.runtime.replay.belady import belady, static
 from residency.runtime.replay.pool import EVICTIONS, HITS, LOOKUPS, MISSES
@@ -25,7 +24,8 @@ from residency.runtime.replay.visits import Visits
 DATA = Path(__file__).parents[2] / "data"
 LOCALITY = DATA / "gemma-4-26b-a4b_routing-locality.json.gz"
 LRU = Lru(Lru.Config())
-JUDGED = {"lru": "LRU", "fifo": "FIFO", "lfu": "LFU", "s3fifo": "S3FIFO"}
+# Not its LFU, which forgets the counts of what it evicts. Its S3FIFO takes 20 slots or more.
+JUDGED = {"lru": "LRU", "fifo": "FIFO", "s3fifo": "S3FIFO"}
 ONE_A_STEP = Visits.of(made_trace(7, tokens=2000, layers=1, experts=64, top_k=1))
 
 
@@ -75,7 +75,7 @@ def test_the_bounds_bound_and_the_counts_add_up(trace, slots):
         assert counts[..., LOOKUPS].sum() == visits.lookups
         assert (counts[..., HITS] + counts[..., MISSES] == counts[..., LOOKUPS]).all()
         assert (counts[..., EVICTIONS] <= counts[..., MISSES]).all()
-    if trace.admits_S.all() and trace.step_tokens.max() == 1:
+    if trace.admits_S.all() and trace.step_tokens.max() == 1 and not len(trace.passed_P3):
         hits = [int(counts[..., HITS].sum()) for counts in forms]
         assert hits == sorted(hits)
 
@@ -146,8 +146,8 @@ def next_use(ids):
     return later[::-1]
 
 
-@pytest.mark.parametrize("slots", [8, 24, 40])
-@pytest.mark.parametrize("name", [name for name in JUDGED if name in option_names("cache")])
+@pytest.mark.parametrize("slots", [20, 24, 40])
+@pytest.mark.parametrize("name", JUDGED)
 def test_a_policy_hits_as_often_as_libcachesims(name, slots):
     """Traces of one expert a step, where the definitions coincide."""
     policy = compose([f"cache={name}"]).policies.cache

@@ -205,7 +205,7 @@ def test_slots_per_layer_are_a_pool_for_each():
     policy = POLICIES[0]
     counts = np.concatenate([simulate(Visits.of(one), policy, 3) for one in alone], axis=1)
     assert np.array_equal(drawn.policies[0].points[0].counts, counts)
-    assert [bound.name for bound in drawn.bounds][0] == "belady per layer"
+    assert drawn.bounds[0].name == "belady per layer"
     bounds = np.concatenate([belady(Visits.of(one), 3) for one in alone], axis=1)
     assert np.array_equal(drawn.bounds[0].points[0].counts, bounds)
 
