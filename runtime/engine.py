@@ -16,7 +16,7 @@ from residency.runtime.architecture import Architecture
 from residency.runtime.batch import Batch
 from residency.runtime.batch_cache import check_batched
 from residency.runtime.environment import environment
-from residency.runtime.generation import Generation, TextStream, eos_of
+from residency.runtime.generation import Generation, decoded_texts, eos_of
 from residency.runtime.hooks import add_experts, attach, detach
 from residency.runtime.kept import Kept, check_continued
 from residency.runtime.lessons import Lessons
@@ -251,16 +251,9 @@ class Engine:
             continued,
             on_logits=on_logits,
         )
-        texts = [TextStream(self.tokenizer) for _ in ids]
-        told = on_text or (lambda index, piece: None)
-        for index, token in generation.tokens(ids, limits):
-            if piece := texts[index].push(token):
-                told(index, piece)
-        for index, text in enumerate(texts):
-            if piece := text.finish():
-                told(index, piece)
+        texts = decoded_texts(self.tokenizer, generation.tokens(ids, limits), len(ids), on_text)
         self.runtime.check()
-        return self._report([text.text for text in texts], ids, generation)
+        return self._report(texts, ids, generation)
 
     def _rows_for(self, num_tokens: int, num_sequences: int) -> Rows:
         """Room for sequences; the last ones', and their captured graphs, if it is large enough."""
@@ -280,11 +273,11 @@ class Engine:
         self, texts: list[str], prompts: list[list[int]], generation: Generation
     ) -> BatchReport:
         rows = self.runtime.counters.rows()
-        seconds = (generation.prefill_s, sum(generation.step_s))
         untimed = self.runtime.decode_is_fused  # its kernels copy, not the copy lane
-        copy_s = (generation.prefill_copy_s, None if untimed else generation.decode_copy_s)
+        decode_copy_s = None if untimed else generation.decode_copy_s
         phases = [
-            PhaseTotals.of(p, rows, s, c) for p, s, c in zip(Phase, seconds, copy_s, strict=True)
+            PhaseTotals.of(Phase.PREFILL, rows, generation.prefill_s, generation.prefill_copy_s),
+            PhaseTotals.of(Phase.DECODE, rows, sum(generation.step_s), decode_copy_s),
         ]
         sequences = [
             SequenceReport.of(*one)

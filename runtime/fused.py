@@ -26,6 +26,8 @@ from residency.runtime.kernels.formats import DOWN, GATE_UP, ExpertShape
 from residency.runtime.kernels.loads import loads_of
 from residency.runtime.layout import RowLayout
 
+ALIGNED = 4  # int32 elements; a kernel is compiled anew for a pointer that 16 does not divide
+
 # By the class of a module's act_fn.
 GATES = {
     "SiLU": SILU,
@@ -110,9 +112,9 @@ class FusedMaths:
         self, experts: tuple[int, ...], rows: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Experts int32 [G] and their rows int32 [E] on the device, in one copy."""
-        num = len(experts)
-        both = np.full(num + self.num_experts, -1, dtype=np.int32)
-        both[:num] = experts
-        both[num:][both[:num]] = rows
+        start = -(-self.num_experts // ALIGNED) * ALIGNED
+        both = np.full(start + len(experts), -1, dtype=np.int32)
+        both[start:] = experts
+        both[both[start:]] = rows
         on_device = torch.from_numpy(both).to(self.rows.device, non_blocking=True)
-        return on_device[:num], on_device[num:]
+        return on_device[start:], on_device[: self.num_experts]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,3 +157,21 @@ class TextStream:
         piece = text[len(self.text) :]
         self.text = text
         return piece
+
+
+def decoded_texts(
+    tokenizer: Any | None,
+    tokens: Iterable[tuple[int, int]],
+    count: int,
+    on_text: Callable[[int, str], None] | None,
+) -> list[str]:
+    """The texts of `count` sequences, told to `on_text` piece by piece, from (sequence, token)."""
+    texts = [TextStream(tokenizer) for _ in range(count)]
+    told = on_text or (lambda index, piece: None)
+    for index, token in tokens:
+        if piece := texts[index].push(token):
+            told(index, piece)
+    for index, text in enumerate(texts):
+        if piece := text.finish():
+            told(index, piece)
+    return [text.text for text in texts]

@@ -56,6 +56,7 @@ class Lanes:
         self.device = device
         self._copy = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._copies: list[Mark] = []
+        self.copies_beside = device.type == "cuda"  # whether copies run beside the compute
 
     def mark(self, timed: bool = False) -> Mark:
         """A mark behind all work issued so far on the compute lane."""

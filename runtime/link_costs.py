@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from residency.policies.prefill import Costs
 from residency.runtime.lanes import Mark
 
 LINK_IDLE_S = 5e-6  # between two copies, if the second was not there when the first ended
-NEW = 0.25  # weight of a new chunk in the running means
+RECENT = 5  # chunks of which the median counts; a kernel's first run is outvoted
 
 
 @dataclass
@@ -50,7 +51,7 @@ class ChunkTimes:
         return seconds / num_experts if num_experts and seconds > 0 else None
 
     def gap_s(self) -> float | None:
-        """Mean time from a layer's last copy, or its routes if those came later, to the next
+        """Median time from a layer's last copy, or its routes if those came later, to the next
         layer's routes.
         """
         gaps = []
@@ -60,10 +61,10 @@ class ChunkTimes:
             if times.last is not None:
                 gap = min(gap, times.last.until(following.routes))
             gaps.append(max(gap, 0.0))
-        return sum(gaps) / len(gaps) if gaps else None
+        return median(gaps) if gaps else None
 
     def answer_s(self) -> float | None:
-        """Mean time from a layer's routes to the first copy that waited for them, where the link
+        """Median time from a layer's routes to the first copy that waited for them, where the link
         was idle before it: what the host takes to hear and to issue.
         """
         found = []
@@ -72,26 +73,31 @@ class ChunkTimes:
                 continue
             if times.ahead is None or times.ahead.until(times.first.begin) > LINK_IDLE_S:
                 found.append(times.routes.until(times.first.begin))
-        return sum(found) / len(found) if found else None
+        return median(found) if found else None
 
 
 class LinkCosts:
-    """Running means over chunks; gaps by length of chunk, a power of two."""
+    """Medians of recent chunks; gaps by length of chunk, a power of two."""
 
     def __init__(self, known: dict[str, Any] | None = None, *, beside: bool = True) -> None:
         """known: what `as_dict` gave before. beside: whether copies run beside the compute; where
         they do not, no idle time of the link can be used.
         """
         self._beside = beside
-        known = known or {}
-        self._expert_s: float | None = known.get("expert_s")
-        self._answer_s: float = known.get("answer_s", 0.0)
-        self._gap_s: dict[int, float] = {int(k): v for k, v in known.get("gap_s", {}).items()}
+        self._expert_s, self._answer_s = _Recent(), _Recent()
+        self._gap_s: dict[int, _Recent] = defaultdict(_Recent)
         self._waiting: deque[ChunkTimes] = deque()
+        if known is not None:
+            self._expert_s.add(known["expert_s"])
+            self._answer_s.add(known["answer_s"])
+            for size, seconds in known["gap_s"].items():
+                self._gap_s[int(size)].add(seconds)
 
     def as_dict(self) -> dict[str, Any]:
-        gaps = {str(size): self._gap_s[size] for size in sorted(self._gap_s)}
-        return {"expert_s": self._expert_s, "answer_s": self._answer_s, "gap_s": gaps}
+        """Seconds; null for what was never measured."""
+        gaps = {str(size): self._gap_s[size].median for size in sorted(self._gap_s)}
+        expert_s, answer_s = self._expert_s.median, self._answer_s.median
+        return {"expert_s": expert_s, "answer_s": answer_s or 0.0, "gap_s": gaps}
 
     def observe(self, chunk: ChunkTimes) -> None:
         """Take in a chunk, as soon as the device is done with it."""
@@ -101,34 +107,41 @@ class LinkCosts:
         """None until a chunk has told them."""
         while self._waiting and self._waiting[0].passed():
             self._learn(self._waiting.popleft())
-        if self._expert_s is None or not self._gap_s:
+        expert_s, answer_s = self._expert_s.median, self._answer_s.median or 0.0
+        if expert_s is None or not self._gap_s:
             return None
-        idle_s = self._gap(num_tokens) + self._answer_s
-        return Costs(self._expert_s, idle_s if self._beside else 0.0)
+        return Costs(expert_s, self._gap(num_tokens) + answer_s if self._beside else 0.0)
 
     def _learn(self, chunk: ChunkTimes) -> None:
-        self._expert_s = _mean(self._expert_s, chunk.expert_s())
-        self._answer_s = _mean(self._answer_s or None, chunk.answer_s()) or 0.0
-        size = 1 << (chunk.num_tokens - 1).bit_length()
-        gap = _mean(self._gap_s.get(size), chunk.gap_s())
-        if gap is not None:
-            self._gap_s[size] = gap
+        self._expert_s.add(chunk.expert_s())
+        self._answer_s.add(chunk.answer_s())
+        if (gap_s := chunk.gap_s()) is not None:
+            self._gap_s[1 << (chunk.num_tokens - 1).bit_length()].add(gap_s)
 
     def _gap(self, num_tokens: int) -> float:
         """Between the lengths measured, by a line; beyond the longest, in proportion."""
-        sizes = sorted(self._gap_s)
+        gap_s = {size: recent.median or 0.0 for size, recent in self._gap_s.items()}
+        sizes = sorted(gap_s)
         at = bisect_left(sizes, num_tokens)
         if at == 0:
-            return self._gap_s[sizes[0]]
+            return gap_s[sizes[0]]
         below = sizes[at - 1]
         if at == len(sizes):
-            return self._gap_s[below] * num_tokens / below
-        above = sizes[at]
-        part = (num_tokens - below) / (above - below)
-        return self._gap_s[below] + part * (self._gap_s[above] - self._gap_s[below])
+            return gap_s[below] * num_tokens / below
+        part = (num_tokens - below) / (sizes[at] - below)
+        return gap_s[below] + part * (gap_s[sizes[at]] - gap_s[below])
 
 
-def _mean(old: float | None, new: float | None) -> float | None:
-    if old is None or new is None:
-        return new if old is None else old
-    return old + NEW * (new - old)
+class _Recent:
+    """The last few values of one quantity."""
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=RECENT)
+
+    def add(self, value: float | None) -> None:
+        if value is not None:
+            self._values.append(value)
+
+    @property
+    def median(self) -> float | None:
+        return median(self._values) if self._values else None

@@ -22,7 +22,7 @@ from residency.runtime.counters import Counters, Source
 from residency.runtime.experts import Call, Maths, PartialSum
 from residency.runtime.lanes import Mark, Reading
 from residency.runtime.learning import Learning
-from residency.runtime.lots import Lot, Pending
+from residency.runtime.lots import Lot, Pending, staged
 from residency.runtime.prefill_books import Books
 from residency.runtime.prefill_entries import Entering
 from residency.runtime.prefill_plans import ids_of, plan_ahead, plan_rest
@@ -60,8 +60,9 @@ class PrefillExecutor:
         self._books = Books(counters, learning)
         self._maps = pool
         self._group_size = -(-pool.space.num_experts // mode.config.groups)
-        row_bytes = transfers.rows.shape[1]
-        self._at_once = min(self._group_size, max(1, AT_ONCE_BYTES // row_bytes))
+        at_once = min(self._group_size, max(1, AT_ONCE_BYTES // transfers.rows.shape[1]))
+        # Where the host copies itself it would plan no earlier.
+        self._at_once = at_once if transfers.lanes.copies_beside else 0
         self._abandon()
 
     def begin(self, num_tokens: int, last_token: int, promoted: int) -> None:
@@ -143,7 +144,7 @@ class PrefillExecutor:
         self.learning.chose(ahead)
         self._open = not ahead.waits
         self._ahead.append(ahead)
-        self._pending.extend(self._staged(layer, ahead.plan))
+        self._pending.extend(self._staged(layer, ahead.plan, waited=False))
         return True
 
     def _pump(self) -> None:
@@ -174,7 +175,9 @@ class PrefillExecutor:
         self.entering.view = view = self.views.behind(ids_TK, routed, list(landed))
         plan = plan_rest(self.mode, view, ahead)
         if plan.copy.any():  # first: an admission may evict what they read
-            self._pending.extend(self._staged(layer, Plan.of(len(routed), copy=plan.copy)))
+            self._pending.extend(
+                self._staged(layer, Plan.of(len(routed), copy=plan.copy), waited=True)
+            )
             self._run(layer, work)
         if plan.in_place.any():
             experts = ids_of(plan.in_place)
@@ -183,7 +186,9 @@ class PrefillExecutor:
             read = ids_of(routed & (ahead.plan.in_place | plan.in_place))
             self._admit(step, work, read, ids_of(plan.admit), landed, before)
         if plan.stream.any():
-            self._pending.extend(self._staged(layer, Plan.of(len(routed), stream=plan.stream)))
+            self._pending.extend(
+                self._staged(layer, Plan.of(len(routed), stream=plan.stream), waited=True)
+            )
 
     def _start_at_once(self, layer: int, routed: torch.Tensor) -> None:
         """Let the link have something to do while the host plans: whatever the plan, routed experts
@@ -194,7 +199,7 @@ class PrefillExecutor:
             missing[lot.experts] = False
         experts = ids_of(missing)[: self._at_once]
         if experts and (buffer := self.ring.acquire()) is not None:
-            lot = self._issue(Pending(layer, experts, None), buffer, waited=True)
+            lot = self._issue(Pending(layer, experts, None, True), buffer, Source.FETCH)
             self._issued.append(lot)
 
     def _landed(self) -> dict[int, int]:
@@ -262,30 +267,20 @@ class PrefillExecutor:
 
     # Both.
 
-    def _staged(self, layer: int, plan: Plan) -> Iterator[Pending]:
-        """Lots through staging, hits first, cut to the group size."""
+    def _staged(self, layer: int, plan: Plan, *, waited: bool) -> Iterator[Pending]:
         slots_E = self._maps.layer_slots(layer)
-        for group in self._groups(plan.copy):
-            yield Pending(layer, group, slots_E[group].tolist())
-        for group in self._groups(plan.stream):
-            yield Pending(layer, group, None)
+        return staged(layer, plan, slots_E, self._group_size, waited=waited)
 
-    def _groups(self, mask: torch.Tensor) -> Iterator[list[int]]:
-        experts = ids_of(mask)
-        for start in range(0, len(experts), self._group_size):
-            yield experts[start : start + self._group_size]
-
-    def _issue(self, lot: Pending, buffer: Buffer, *, waited: bool = False) -> Lot:
-        """waited: for the layer's router."""
+    def _issue(self, lot: Pending, buffer: Buffer, source: Source = Source.STREAM) -> Lot:
         rows = list(buffer.rows(len(lot.experts)))
         after = (self._start, buffer.free)
         if lot.slots is not None:
             ready = self.transfers.duplicate(lot.layer, Phase.PREFILL, lot.slots, rows, *after)
         else:
             ready = self.transfers.fetch(
-                lot.layer, Phase.PREFILL, Source.STREAM, lot.experts, rows, *after
+                lot.layer, Phase.PREFILL, source, lot.experts, rows, *after
             )
-            self.learning.copied(lot.layer, len(lot.experts), ready, waited=waited)
+            self.learning.copied(lot.layer, len(lot.experts), ready, waited=lot.waited)
         return Lot(lot.layer, lot.experts, rows, ready, buffer)
 
     def _run(self, layer: int, work: PartialSum) -> None:

@@ -31,7 +31,8 @@ from residency.policies.prefill.base import (
 from residency.policies.prefill.demand import Demand
 
 LEAST_CHANCE = 0.05  # a guess that is hardly ever right only burns energy
-LEAST_GAIN = 0.01  # below it, chances and costs are not known well enough to wait
+LEAST_GAIN = 0.03  # below it, chances and costs are not known well enough to wait
+USED_IDLE = 0.75  # of the idle time; what is copied beyond it delays what is needed
 NOTHING_KNOWN = Costs(expert_s=1.0, idle_s=0.0)  # until costs are measured, bytes decide
 
 STREAM, WAIT, AHEAD = "stream", "wait", "ahead"
@@ -66,9 +67,10 @@ class Auto(PrefillMode):
         num_worth = int((chances >= LEAST_CHANCE).sum())
         ahead_s = costs.expert_s * torch.arange(num_worth + 1, dtype=torch.float64)
         later = chances.sum() - torch.cat([chances.new_zeros(1), chances[:num_worth].cumsum(0)])
-        ways_s = ahead_s.clamp(min=costs.idle_s) + costs.expert_s * later
+        ways_s = ahead_s.clamp(min=USED_IDLE * costs.idle_s) + costs.expert_s * later
         num_ahead = int(ways_s.argmin())
-        wait_s = float(ways_s[num_ahead])
+        wait_s = max(costs.idle_s, float(ahead_s[num_ahead]))
+        wait_s += costs.expert_s * float(later[num_ahead])
         stream_s = max(costs.idle_s, num_missing * costs.expert_s)
         expected_s = {} if view.costs is None else {STREAM: stream_s, WAIT: wait_s}
         num_experts = len(missing)

@@ -18,8 +18,10 @@ KIND = "bench"
 
 @dataclass(frozen=True)
 class Point:
-    """One prompt length. waits: whether every layer waited for its router. floor: None where the
-    all-resident times could not be had.
+    """One prompt length.
+
+    waits: whether every copy waited for its layer's router. floor: None where the all-resident
+    times could not be had.
     """
 
     samples: Samples

@@ -57,7 +57,7 @@ class Judge:
         self._group_s = plan.group_size * plan.row_bytes / self._rate
 
     def point(self, samples: Samples) -> Point:
-        waits = all(run.waits for run in samples.runs)
+        waits = all(run.waits and not run.totals.ahead for run in samples.runs)
         compute_s = self._compute.compute_s(samples.tokens)
         if compute_s is None:
             return Point(samples, waits, None)

@@ -132,6 +132,7 @@ def launch_tiles_of(grouping: Grouping, experts: Tensor, block_m: int) -> Tiles:
     tiles = Tiles(experts.new_empty(bound), experts.new_empty(bound))
     _tiles_kernel[(1,)](
         grouping.offsets, experts, *tiles, experts.numel(), bound,
-        BLOCK_M=block_m, BLOCK_G=max(32, triton.next_power_of_2(experts.numel())),
+        # Of all experts, not of the group: one kernel for groups of every size.
+        BLOCK_M=block_m, BLOCK_G=triton.next_power_of_2(grouping.offsets.numel()),
     )  # fmt: skip
     return tiles

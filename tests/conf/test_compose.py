@@ -109,8 +109,12 @@ REFUSED = [
     (["foo.bar=1"], ", ".join(GROUPS)),
     (["+foo=1"], ", ".join(GROUPS)),
     (["++foo.bar=1"], ", ".join(GROUPS)),
-    (["prefill.otherwise=hit_d2b"], "always_stream, demand, hit_d2d", "did you mean hit_d2d?"),
-    (["prefill.otherwise=demand"], "cannot name itself", "always_stream, hit_d2d"),
+    (
+        ["prefill.otherwise=hit_d2b"],
+        "always_stream, auto, demand, hit_d2d",
+        "did you mean hit_d2d?",
+    ),
+    (["prefill.otherwise=demand"], "cannot name itself", "always_stream, auto, hit_d2d"),
     # unknown keys, forced or not
     (["cache.slot=3"], "cache=lrfu has no such key", "slots, scope", "did you mean slots?"),
     (["+cache.slot=3"], "did you mean slots?"),

@@ -84,6 +84,22 @@ def test_equal_without_slots(checkpoint, resident, choice):
         assert torch.equal(logits(engine), expected)
 
 
+@pytest.mark.parametrize("slots", [2, 5, 14])
+@pytest.mark.parametrize("mode", ["demand", "speculate", "auto"])
+def test_equal_when_the_link_starts_before_the_host_has_planned(
+    checkpoint, resident, mode, slots, monkeypatch
+):
+    chunk, expected = resident
+    with tiny_engine(checkpoint, f"prefill={mode}", f"cache.slots={slots}", chunk) as engine:
+        monkeypatch.setattr(engine.runtime._prefill, "_at_once", 1)
+        assert torch.equal(logits(engine), expected)
+        totals = engine.generate(PROMPT, max_new_tokens=1).phases[0]
+        row_bytes = engine.runtime.plan.row_bytes
+        if mode == "demand":
+            assert totals.bytes["fetch"] == totals.misses * row_bytes
+            assert (totals.bytes["d2d"] > 0) is (totals.misses > 0)
+
+
 def test_equal_when_longer_chunks_fall_to_the_other_mode(checkpoint, resident):
     chunk, expected = resident
     fall = ("prefill=demand", "prefill.max_tokens=3", "prefill.otherwise=hit_d2d")

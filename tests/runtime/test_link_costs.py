@@ -58,12 +58,19 @@ def test_lengths_between_those_measured_lie_on_a_line():
     assert idle == [2.0, 2.0, 3.0, 4.0, 8.0]
 
 
-def test_new_chunks_outweigh_old_ones():
+def test_recent_chunks_count_and_one_that_was_held_up_does_not():
     costs = LinkCosts()
-    costs.observe(chunk(expert_s=1.0))
-    for _ in range(30):
-        costs.observe(chunk(expert_s=3.0))
-    assert costs.of(16).expert_s == pytest.approx(3.0, rel=1e-3)
+    for expert_s in (1.0, 3.0, 3.0, 99.0, 3.0, 2.0):
+        costs.observe(chunk(expert_s=expert_s))
+    assert costs.of(16).expert_s == 3.0
+
+
+def test_a_layer_that_was_held_up_does_not_count():
+    held_up = chunk(num_layers=6)
+    for times in held_up.layers[3:]:
+        for mark in (times.routes, times.last):
+            mark.at += 1000.0
+    assert held_up.gap_s() == 3.0
 
 
 def test_costs_survive_a_file(tmp_path):

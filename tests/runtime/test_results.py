@@ -15,11 +15,24 @@ from residency.runtime.results import CONFIG_NAME, RESULT_NAME, ResultFolder
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "result-format.md"
 TOP = {
     *("version", "text", "finish", "prompt_tokens", "new_tokens", "token_ids"),
-    *("ttft_s", "tpot_s", "step_s", "phases", "counters", "memory", "environment", "notes"),
+    *(
+        "ttft_s",
+        "tpot_s",
+        "step_s",
+        "phases",
+        "counters",
+        "choices",
+        "memory",
+        "environment",
+        "notes",
+    ),
 }
 SEQUENCE = {"text", "finish", "prompt_tokens", "new_tokens", "token_ids", "ttft_s"}
 BATCH = TOP - SEQUENCE | {"kind", "sequences", "tokens_per_s"}
-COUNTS = {"phase", "lookups", "hits", "misses", "evictions", "computed", "fetched", "bytes"}
+COUNTS = {
+    *("phase", "lookups", "hits", "misses", "evictions", "computed", "fetched", "bytes"),
+    *("ahead", "ahead_in_time", "ahead_used"),
+}
 COUNTER = {"layer"} | COUNTS
 PHASE = COUNTS | {"seconds", "link_seconds", "link_share", "hit_rate"}
 MEMORY = {
