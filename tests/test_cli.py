@@ -68,7 +68,7 @@ def test_the_surface_is_frozen():
         (("inspect",), ("headers alone", "MODEL", "--json", "GPU")),
         (("validate",), ("Exit status 2", "--matrix", "decode=gpu", "device=cpu")),
         (("policies",), ("lrfu", "parameters", "refuses")),
-        (("replay",), ("trace=FILE", "Belady", "curves.png", "slots", "scope")),
+        (("replay",), ("trace=FILE", "Belady", "curves.png", "slots", "cache.decay")),
         (("trace",), ("record", "import", "info")),
         (("trace", "record"), ("FILE", "one after the other", "--force", "cache.slots=25%")),
         (("trace", "import"), ("SOURCE", "--prompt-tokens", "--domains", "SGLang")),

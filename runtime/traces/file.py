@@ -15,7 +15,7 @@ from safetensors.numpy import save
 from residency.policies.errors import CheckpointError, ConfigError
 from residency.runtime.checkpoint import LENGTH_BYTES, METADATA, entries_of
 from residency.runtime.results import write_whole
-from residency.runtime.traces.trace import Array, Trace, trace_of
+from residency.runtime.traces.trace import Array, Trace, trace_of, usual_behind
 
 FORMAT, VERSION = "residency-trace", 1
 DTYPES: dict[str, Any] = {
@@ -37,8 +37,10 @@ def write_mapped(trace: Trace, file: Path, option: str) -> None:
         "step_decodes": trace.decode_S,
         "step_admits": trace.admits_S,
         "requests": trace.requests_N,
-        "step_behind": trace.behind_S,
     }
+    usual_S = usual_behind(trace.step_offsets, trace.decode_S, trace.requests_N)
+    if not np.array_equal(trace.behind_S, usual_S):
+        arrays["step_behind"] = trace.behind_S
     arrays |= {"passed": trace.passed_P3} if len(trace.passed_P3) else {}
     arrays |= {"landed": trace.landed_P3} if len(trace.landed_P3) else {}
     if trace.probs_NLK is not None:

@@ -146,7 +146,7 @@ def trace_of(
     _check_steps(step_offsets, decode_S, admits_S, num_tokens)
     space, num_steps = IdSpace(num_layers, num_experts, top_k), len(decode_S)
     if behind_S is None:
-        behind_S = _behind(step_offsets, decode_S, requests_N)
+        behind_S = usual_behind(step_offsets, decode_S, requests_N)
     elif behind_S.shape != decode_S.shape or (behind_S < 0).any():
         raise ConfigError("the tokens behind each step are not as many as the steps, or below 0")
     return Trace(
@@ -202,7 +202,7 @@ def _checked_rows(
     return rows_P3.astype(np.int32)
 
 
-def _behind(offsets: Array, decode_S: Array, requests_N: Array) -> Array:
+def usual_behind(offsets: Array, decode_S: Array, requests_N: Array) -> Array:
     """int64 [S] tokens of the same prompt behind each step: chunks of one request in a row."""
     requests_S = requests_N[offsets[:-1]]
     joined = ~decode_S[1:] & ~decode_S[:-1] & (requests_S[1:] == requests_S[:-1])

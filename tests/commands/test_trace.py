@@ -81,15 +81,34 @@ def test_import_and_its_refusals(tmp_path):
 
 
 def test_a_replay_draws_its_curves(made, tmp_path):
-    caches = ("cache=lru,lrfu", "cache.decay=0.1,0.5", "slots=4,50%", "scope=layer")
+    caches = (
+        "cache=lru,lrfu",
+        "cache.scope=global,per_layer",
+        "cache.decay=0.1,0.5",
+        "slots=4,50%",
+    )
     folder = tmp_path / "out"
     shown = residency("replay", f"trace={made}", *caches, "--out", folder, env={"COLUMNS": "200"})
-    for word in ("lrfu decay=0.5", "belady with bypass", "static", "50%", "token cycle 4"):
+    for word in (
+        "lrfu scope=per_layer decay=0.5",
+        "belady with bypass",
+        "static",
+        "50%",
+        "token cycle 4",
+    ):
         assert word in shown.stdout
     result = json.loads((folder / "result.json").read_text())
-    assert [c["name"] for c in result["policies"]] == ["lru", "lrfu decay=0.1", "lrfu decay=0.5"]
-    assert [c["name"] for c in result["bounds"]] == ["belady", "belady with bypass", "static"]
-    assert result["scope"] == "layer" and result["cycle"] == 4
+    scopes = ("scope=global", "scope=per_layer")
+    assert [c["name"] for c in result["policies"]] == [
+        *(f"lru {scope}" for scope in scopes),
+        *(f"lrfu {scope} decay={decay}" for scope in scopes for decay in (0.1, 0.5)),
+    ]
+    bounds = ("belady", "belady with bypass", "static")
+    assert [c["name"] for c in result["bounds"]] == [
+        *bounds,
+        *(f"{bound} per layer" for bound in bounds),
+    ]
+    assert result["cycle"] == 4
     for curve in result["policies"] + result["bounds"]:
         assert [point["slots"] for point in curve["points"]] == [4, 8]
         for point in curve["points"]:
@@ -111,7 +130,7 @@ def test_a_replay_draws_its_curves(made, tmp_path):
         (("slots=99",), ("slots=99", "16 experts in all")),
         (("slots=1",), ("slots=1", "needs 2 experts")),
         (("cache.slots=4",), ("say slots=4",)),
-        (("scope=all",), ("scope=all", "global, layer")),
+        (("cache.scope=all",), ("cache.scope=all", "global or per_layer")),
         (("decode=gpu",), ("decode", "no such key")),
         (("lru",), ("key=value",)),
         (("slots=4", "slots=8"), ("given twice",)),
