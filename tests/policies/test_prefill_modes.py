@@ -180,7 +180,7 @@ def test_what_may_not_enter_the_slots_is_not_admitted(engine, monkeypatch):
             NUM_EXPERTS, in_place=view.routed & view.resident, admit=view.routed & ~view.resident
         )
 
-    monkeypatch.setattr(engine.runtime._prefill.views, "_host_layers", range(99))
+    monkeypatch.setattr(engine.runtime._prefill.views, "host_layers", range(99))
     refused(engine, Broken(True, all_routed), "may not enter", monkeypatch)
 
 
