@@ -21,8 +21,9 @@ def chart_png(curves: Curves, title: str) -> bytes:
     for at, curve in enumerate(curves.policies):
         color, style = COLORS[at % len(COLORS)], ("-", "--")[at // len(COLORS) % 2]
         _draw(axes, curve, color=color, ls=style, marker="o", ms=3.5, lw=1.5)
-    for (color, style), curve in zip(BOUNDS, curves.bounds, strict=True):
-        _draw(axes, curve, color=color, ls=style, lw=1.2)
+    for at, curve in enumerate(curves.bounds):
+        color, style = BOUNDS[at % len(BOUNDS)]
+        _draw(axes, curve, color=color, ls=style, lw=1.2 if at < len(BOUNDS) else 0.6)
     axes.axvline(curves.cycle, color="#888888", lw=0.8, label=f"token cycle ({curves.cycle})")
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
