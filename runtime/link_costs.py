@@ -16,7 +16,7 @@ from residency.policies.prefill import Costs
 from residency.runtime.lanes import Mark
 
 LINK_IDLE_S = 5e-6  # between two copies, if the second was not there when the first ended
-RECENT = 5  # chunks of which the median counts; a kernel's first run is outvoted
+RECENT = 5  # chunks that count
 
 
 @dataclass
@@ -77,7 +77,12 @@ class ChunkTimes:
 
 
 class LinkCosts:
-    """Medians of recent chunks; gaps by length of chunk, a power of two."""
+    """Of recent chunks; gaps by length of chunk, a power of two.
+
+    An expert's time is their median. Of idle times the least counts, and none before the second
+    chunk: what holds a chunk up, as a kernel's first run does, makes them longer, and what is
+    copied beyond them delays what is needed.
+    """
 
     def __init__(self, known: dict[str, Any] | None = None, *, beside: bool = True) -> None:
         """known: what `as_dict` gave before. beside: whether copies run beside the compute; where
@@ -89,14 +94,15 @@ class LinkCosts:
         self._waiting: deque[ChunkTimes] = deque()
         if known is not None:
             self._expert_s.add(known["expert_s"])
-            self._answer_s.add(known["answer_s"])
-            for size, seconds in known["gap_s"].items():
-                self._gap_s[int(size)].add(seconds)
+            for _ in range(2):
+                self._answer_s.add(known["answer_s"])
+                for size, seconds in known["gap_s"].items():
+                    self._gap_s[int(size)].add(seconds)
 
     def as_dict(self) -> dict[str, Any]:
         """Seconds; null for what was never measured."""
-        gaps = {str(size): self._gap_s[size].median for size in sorted(self._gap_s)}
-        expert_s, answer_s = self._expert_s.median, self._answer_s.median
+        gaps = {str(size): self._gap_s[size].least for size in self._known_sizes}
+        expert_s, answer_s = self._expert_s.median, self._answer_s.least
         return {"expert_s": expert_s, "answer_s": answer_s or 0.0, "gap_s": gaps}
 
     def observe(self, chunk: ChunkTimes) -> None:
@@ -107,10 +113,14 @@ class LinkCosts:
         """None until a chunk has told them."""
         while self._waiting and self._waiting[0].passed():
             self._learn(self._waiting.popleft())
-        expert_s, answer_s = self._expert_s.median, self._answer_s.median or 0.0
-        if expert_s is None or not self._gap_s:
+        expert_s, answer_s = self._expert_s.median, self._answer_s.least or 0.0
+        if expert_s is None or not self._known_sizes:
             return None
         return Costs(expert_s, self._gap(num_tokens) + answer_s if self._beside else 0.0)
+
+    @property
+    def _known_sizes(self) -> list[int]:
+        return sorted(size for size, recent in self._gap_s.items() if recent.least is not None)
 
     def _learn(self, chunk: ChunkTimes) -> None:
         self._expert_s.add(chunk.expert_s())
@@ -120,8 +130,8 @@ class LinkCosts:
 
     def _gap(self, num_tokens: int) -> float:
         """Between the lengths measured, by a line; beyond the longest, in proportion."""
-        gap_s = {size: recent.median or 0.0 for size, recent in self._gap_s.items()}
-        sizes = sorted(gap_s)
+        sizes = self._known_sizes
+        gap_s = {size: self._gap_s[size].least or 0.0 for size in sizes}
         at = bisect_left(sizes, num_tokens)
         if at == 0:
             return gap_s[sizes[0]]
@@ -145,3 +155,8 @@ class _Recent:
     @property
     def median(self) -> float | None:
         return median(self._values) if self._values else None
+
+    @property
+    def least(self) -> float | None:
+        """None before the second value."""
+        return min(self._values) if len(self._values) > 1 else None

@@ -32,6 +32,8 @@ def test_a_timeline_gives_its_costs():
     costs = LinkCosts()
     assert costs.of(16) is None
     costs.observe(chunk())
+    assert costs.of(16) is None  # it may have been held up
+    costs.observe(chunk())
     assert costs.of(16) == Costs(expert_s=2.0, idle_s=4.0)  # the gap and the answer
 
 
@@ -54,6 +56,7 @@ def test_lengths_between_those_measured_lie_on_a_line():
     costs = LinkCosts()
     for num_tokens, gap in ((16, 2.0), (64, 4.0)):
         costs.observe(chunk(num_tokens, gap, answer=0.0))
+        costs.observe(chunk(num_tokens, gap + 90, answer=5.0))
     idle = [costs.of(num_tokens).idle_s for num_tokens in (8, 16, 40, 64, 128)]
     assert idle == [2.0, 2.0, 3.0, 4.0, 8.0]
 
@@ -75,7 +78,8 @@ def test_a_layer_that_was_held_up_does_not_count():
 
 def test_costs_survive_a_file(tmp_path):
     costs = LinkCosts()
-    costs.observe(chunk())
+    for _ in range(2):
+        costs.observe(chunk())
     assert costs.of(16)
     file = tmp_path / "a" / "b.json"
     assert write_profile(file, costs.as_dict())
