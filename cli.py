@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+
+from residency.commands import trace
+from residency.commands.replay import replay
+from residency.commands.terminal import (
+    USAGE_ERROR,
+    Cfg,
+    Force,
+    Json,
+    Out,
+    Overrides,
+    PromptFiles,
+    Prompts,
+    err,
+    out,
+    user_errors,
+)
 
 if TYPE_CHECKING:
     from residency.policies.base import Conflict
-
-USAGE_ERROR = 2
-INTERRUPTED = 130
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,41 +35,20 @@ app = typer.Typer(
     help="Compose a cache policy, a prefill mode and a decode target from config, run them on a "
     "real Mixture-of-Experts model whose experts live in host memory, and see what that cost.",
 )
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
-
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="OVERRIDES",
-        help="Choices and keys in Hydra's syntax, e.g. cache=lrfu cache.decay=0.1",
-        show_default=False,
-    ),
-]
-Cfg = Annotated[bool, typer.Option("--cfg", help="Print the composed config and stop.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Write result.json and config.yaml there.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace a result in --out.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+app.add_typer(trace.app, name="trace")
+app.command()(replay)
 
 
 @app.command()
 def run(
     overrides: Overrides = None,
-    prompts: Annotated[
-        list[str] | None,
-        typer.Option("--prompt", "-p", help="The text to continue; several are decoded together."),
-    ] = None,
-    prompt_files: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--prompt-file", "-f", help="Read it from a file; - is stdin, .jsonl has one a line."
-        ),
-    ] = None,
+    prompts: Prompts = None,
+    prompt_files: PromptFiles = None,
     cfg: Cfg = False,
     out_dir: Out = None,
     force: Force = False,
     routes: Annotated[
-        Path | None, typer.Option("--routes", help="Record where each token is routed, as .npz.")
+        Path | None, typer.Option("--routes", help="Record where each token is routed.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -223,21 +213,6 @@ def policies(
         else:
             for option in options:
                 _show_option(option)
-
-
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """One clear line and exit status 2 for what a user can mend, 130 for ctrl-C."""
-    from residency.policies.errors import ResidencyError
-
-    try:
-        yield
-    except ResidencyError as error:
-        err.print(f"error: {error}", markup=False, soft_wrap=True)
-        raise typer.Exit(USAGE_ERROR) from None
-    except KeyboardInterrupt:
-        err.print("\ninterrupted: nothing was written")
-        raise typer.Exit(INTERRUPTED) from None
 
 
 def _refuse_conflicts(conflicts: Sequence[Conflict]) -> None:

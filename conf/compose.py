@@ -72,8 +72,10 @@ class Config:
         if not any(conflict.concerns(("model", "cache", "prefill")) for conflict in found):
             policies, space = self.policies, self.model.architecture.space
             prefill = policies.prefill.config
-            slots, batch = policies.cache.num_slots(space), self.workload.batch
-            yield from row_faults(space, slots, prefill.groups, batch)
+            cache, batch = policies.cache, self.workload.batch
+            slots, shares = cache.num_slots(space), cache.num_shares(space)
+            yield from row_faults(space, slots, prefill.groups, batch, shares)
+            yield from cache.shape_faults(space)
         if not any(conflict.concerns(("model", "decode")) for conflict in found):
             yield from self.policies.decode.layer_faults(self.model.architecture.space.num_layers)
 

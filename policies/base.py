@@ -15,6 +15,7 @@ class Capability(StrEnum):
 
     DECODES_FROM_SLOTS = "decodes_from_slots"  # decode reads experts from the device's slots
     RETAINS = "retains"  # experts stay in slots from one step to the next
+    KNOWS_FUTURE = "knows_future"  # a recorded run is replayed, whose routes are all known
     READS_TEXT = "reads_text"  # the model has a tokenizer and trained weights
 
 

@@ -24,6 +24,8 @@ class Admission(NamedTuple):
     fetched: bool [N] whether that row must first be filled from the bank.
     on_host: bool [N] the missing ones beyond the quota, which the host computes.
     counts: int64 [5] lookups, hits, misses, evictions, and how many of the misses are on_host.
+    entered: int64 [N] those that were given a slot, the sink id elsewhere.
+    evicted: int64 [N] whom each of them displaced, the sink id where nobody was.
     """
 
     unique: torch.Tensor
@@ -31,6 +33,8 @@ class Admission(NamedTuple):
     fetched: torch.Tensor
     on_host: torch.Tensor
     counts: torch.Tensor
+    entered: torch.Tensor
+    evicted: torch.Tensor
 
 
 class Rows(NamedTuple):
@@ -81,23 +85,25 @@ def admit(
     keys: torch.Tensor,
     admitted: torch.Tensor | None,
     quota: torch.Tensor | None = None,
+    slots: range | None = None,
 ) -> Admission:
     """Admit the missing ids of one step and update both maps in place.
 
     unique: int64 [N] as `distinct` gives it. slot_of: int32 [num_ids + 1], -1 where absent.
     id_of: int32 [num_slots], the sink id where empty. keys: int64 [num_ids + 1], as they were
     before this step's touch. admitted: bool [N], or None for all. quota: int [M + 1], of m missing
-    ids quota[m] are fetched; None for all.
+    ids quota[m] are fetched; None for all. slots: those that may be given, None for all.
 
     Empty slots are filled first, by index; then the residents with the lowest (key, id) go, never
     one that this step needs. Missing ids, ascending, take the freed slots in that order. Where a
     quota falls short, those are fetched that are admitted and have the highest (key, id).
-    Precondition: the step's admitted and resident ids together are at most num_slots.
+    Precondition: the step's admitted and resident ids together are at most the slots that may be
+    given, and its residents lie in such.
     """
     sink, num_slots = len(slot_of) - 1, len(id_of)
     real = unique != sink
-    slots = slot_of[unique].long()
-    hit = real & (slots >= 0)
+    found = slot_of[unique].long()
+    hit = real & (found >= 0)
     missing = real & ~hit
     welcome = torch.ones_like(missing) if admitted is None else admitted
     fetched = missing
@@ -106,22 +112,25 @@ def admit(
     on_host = missing & ~fetched
     entering = fetched & welcome
     bypassed = fetched & ~entering
-    rows = torch.where(hit, slots, num_slots + bypassed.cumsum(0) - 1)
+    rows = torch.where(hit, found, num_slots + bypassed.cumsum(0) - 1)
     rows = torch.where(on_host, -1, rows)
-    evictions = unique.new_zeros(())
-    if num_slots:
-        order = eviction_order(unique, hit, id_of, keys)
+    entered = torch.where(entering, unique, sink)
+    evicted = torch.full_like(unique, sink)
+    slots = range(num_slots) if slots is None else slots
+    if slots:
+        held = id_of[slots.start : slots.stop]
+        order = eviction_order(unique, hit, held, keys)
         entering_rank = (entering.cumsum(0) - 1).clamp_(min=0, max=len(order) - 1)
         target = order[entering_rank]
-        evicted = torch.where(entering, id_of[target].long(), sink)
-        evictions = (evicted != sink).sum()
+        evicted = torch.where(entering, held[target].long(), sink)
+        _assign(held, target, unique, entering)
+        target = target + slots.start
         rows = torch.where(entering, target, rows)
         slot_of.index_fill_(0, evicted, -1)
-        slot_of[torch.where(entering, unique, sink)] = target.int()
+        slot_of[entered] = target.int()
         slot_of[sink:].fill_(-1)
-        _assign(id_of, target, unique, entering)
-    counts = torch.stack([real.sum(), hit.sum(), missing.sum(), evictions, on_host.sum()])
-    return Admission(unique, rows, fetched, on_host, counts)
+    sums = real.sum(), hit.sum(), missing.sum(), (evicted != sink).sum(), on_host.sum()
+    return Admission(unique, rows, fetched, on_host, torch.stack(sums), entered, evicted)
 
 
 def within_quota(
@@ -139,7 +148,7 @@ def within_quota(
 def eviction_order(
     unique: torch.Tensor, hit: torch.Tensor, id_of: torch.Tensor, keys: torch.Tensor
 ) -> torch.Tensor:
-    """All slots, first to be taken first: empty by index, evictable by (key, id), protected."""
+    """id_of's slots, first to be taken first: empty by index, evictable by (key, id), protected."""
     ids, sink = id_of.long(), len(keys) - 1
     protected = torch.zeros_like(keys, dtype=torch.bool)
     protected.index_fill_(0, torch.where(hit, unique, sink), True)

@@ -146,16 +146,23 @@ class FusedDecode:
         stays = step.layer in self.quotas.host_layers
         if ids.numel() > MAX_IDS or (pool.may_decline(step) and not stays):
             return self._place_by_definition(step, ids, quota, totals)
+        moves = None
+        if pool.policy.follows_moves and not stays:
+            moves = ids.new_full((2, ids.numel()), pool.space.sink, dtype=torch.int64)
         admitted = launch_admit(
             ids,
             step.layer,
             pool.space.num_experts,
             pool.slot_of,
-            pool.id_of[:0] if stays else pool.id_of,
+            pool.id_of,
             pool.policy.keys,
             totals=totals,
             quota=quota,
+            moves=moves,
+            slots=range(0) if stays else pool.slots_for(step.layer),
         )
+        if moves is not None:
+            pool.policy.moved(*moves.unbind())
         self._touch(admitted.unique, step)
         copies = Copies(admitted.copy_expert, admitted.copy_slot, admitted.num_copies)
         row_of_E = pool.layer_slots(step.layer)

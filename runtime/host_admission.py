@@ -22,12 +22,15 @@ def admit_on_host(
     keys: torch.Tensor,
     admitted: torch.Tensor | None,
     quota: torch.Tensor | None = None,
+    slots: range | None = None,
 ) -> Admission:
     """As `admission.admit`, on CPU tensors, which it updates in place."""
-    ids, slots, held = unique.numpy(), slot_of.numpy(), id_of.numpy()
-    sink, num_slots = len(slots) - 1, len(held)
+    ids, slot_of_id, held = unique.numpy(), slot_of.numpy(), id_of.numpy()
+    sink, num_slots = len(slot_of_id) - 1, len(held)
+    slots = range(num_slots) if slots is None else slots
+    held = held[slots.start : slots.stop]
     real = ids != sink
-    rows = slots[ids].astype(np.int64)
+    rows = slot_of_id[ids].astype(np.int64)
     hit = real & (rows >= 0)
     missing = real & ~hit
     welcome = np.ones_like(missing) if admitted is None else admitted.numpy()
@@ -39,20 +42,20 @@ def admit_on_host(
     bypassed = fetched & ~entering
     rows[bypassed] = num_slots + np.arange(bypassed.sum())
     rows[on_host] = -1
-    num_entering, evictions = int(entering.sum()), 0
-    if num_entering:
+    entered, evicted = np.where(entering, ids, sink), np.full_like(ids, sink)
+    if num_entering := int(entering.sum()):
         target = first_to_go(ids[hit], num_entering, held, keys.numpy())
-        evicted = held[target]
-        slots[evicted] = -1
-        slots[ids[entering]] = target
-        slots[sink] = -1
+        evicted[entering] = held[target]
         held[target] = ids[entering]
+        target += slots.start
+        slot_of_id[evicted] = -1
+        slot_of_id[ids[entering]] = target
+        slot_of_id[sink] = -1
         rows[entering] = target
-        evictions = int((evicted != sink).sum())
-    sums = [int(mask.sum()) for mask in (real, hit, missing, on_host)]
-    counts = torch.tensor([*sums[:3], evictions, sums[3]])
+    counts = [int(mask.sum()) for mask in (real, hit, missing, evicted != sink, on_host)]
     masks = torch.from_numpy(fetched), torch.from_numpy(on_host)
-    return Admission(unique, torch.from_numpy(rows), *masks, counts)
+    moves = torch.from_numpy(entered), torch.from_numpy(evicted)
+    return Admission(unique, torch.from_numpy(rows), *masks, torch.tensor(counts), *moves)
 
 
 def within_quota_on_host(

@@ -124,12 +124,13 @@ class Learning:
 
     # What plans follow from.
 
-    def told(self, view: LayerView) -> LayerView:
-        """The view with what was learnt."""
+    def told(self, view: LayerView, *, alone: bool) -> LayerView:
+        """The view with what was learnt. alone: the layer shares its slots with no other."""
         if self._chances is None:
             return view
         chances = self._chances.of(view.layer, view.num_tokens, view.guessed)
-        return replace(view, chances=chances, cycle=self._cycle, costs=self._now)
+        cycle = float(chances.sum()) if alone else self._cycle
+        return replace(view, chances=chances, cycle=cycle, costs=self._now)
 
     def guess(self, layer: int, x_TH: torch.Tensor) -> torch.Tensor | None:
         return None if self._router is None else self._router.guess(layer, x_TH)

@@ -148,8 +148,13 @@ def most_experts(space: IdSpace, batch: int) -> int:
     return min(batch * space.top_k, space.num_experts)
 
 
-def row_faults(space: IdSpace, num_slots: int, groups: int, batch: int = 1) -> Iterator[Conflict]:
-    """Why a model of this shape cannot run with so many slots, or be cut into so many groups."""
+def row_faults(
+    space: IdSpace, num_slots: int, groups: int, batch: int = 1, shares: int = 1
+) -> Iterator[Conflict]:
+    """Why a model of this shape cannot run with so many slots, or be cut into so many groups.
+
+    shares: equal parts of the slots, each of which has to hold a decode step's experts.
+    """
     key = (f"cache.slots={num_slots}",)
     if num_slots > space.num_ids:
         reason = (
@@ -157,9 +162,10 @@ def row_faults(space: IdSpace, num_slots: int, groups: int, batch: int = 1) -> I
             f"{space.num_experts}) and cannot fill so many slots"
         )
         yield Conflict(key, reason, "cache.slots=all")
-    if 0 < num_slots < (needed := most_experts(space, batch)):
+    if 0 < num_slots < (needed := most_experts(space, batch) * shares):
         step = "one decode step" if batch == 1 else f"a decode step of {batch} sequences"
-        reason = f"{step} needs {needed} experts in slots at once"
+        reason = f"{step} needs {needed // shares} experts in slots at once"
+        reason += f", in each of {shares} layers' slots" if shares > 1 else ""
         yield Conflict(key, reason, f"cache.slots={needed}")
     if groups > space.num_experts:
         reason = f"a layer has only {space.num_experts} experts to cut into groups"
@@ -196,8 +202,11 @@ def plan_memory(
     Raises ConfigError for slots or groups that the model cannot use.
     """
     space, prefill = architecture.space, policies.prefill.config
-    num_slots = policies.cache.num_slots(space)
-    for fault in row_faults(space, num_slots, prefill.groups, batch):
+    cache = policies.cache
+    num_slots = cache.num_slots(space)
+    for fault in row_faults(space, num_slots, prefill.groups, batch, cache.num_shares(space)):
+        raise ConfigError(str(fault))
+    for fault in cache.shape_faults(space):
         raise ConfigError(str(fault))
     for fault in policies.decode.layer_faults(space.num_layers):
         raise ConfigError(str(fault))

@@ -196,6 +196,9 @@ class OffloadRuntime:
         self.tokens_seen += num_tokens
         for layer, num_bytes in self._table_reads:
             self.counters.moved(layer, phase, Source.TABLE, num_tokens * num_bytes)
+        if self.recorder is not None:
+            behind = self.tokens_behind if phase is Phase.PREFILL else 0
+            self.recorder.begin(phase, num_tokens, behind)
 
     @contextmanager
     def recorded(self, phase: Phase, num_tokens: int) -> Iterator[None]:
@@ -218,8 +221,11 @@ class OffloadRuntime:
         if self.routing is not None:
             call = call._replace(ids_TK=self.routing.routes(step, call.ids_TK))
         if self.recorder is not None:
-            self.recorder.record(step, call.ids_TK)
-        return executor.layer(step, call)
+            self.recorder.record(step, call.ids_TK, call.weights_TK)
+        out_TH = executor.layer(step, call)
+        if self.recorder is not None and self._phase is Phase.PREFILL:
+            self.recorder.note(layer, self._prefill.entering.entries())
+        return out_TH
 
     def _break_off(self) -> None:
         """After a step that did not end: an expert may have its slot and not its bytes yet, so

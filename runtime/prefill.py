@@ -24,6 +24,7 @@ from residency.runtime.lanes import Mark, Reading
 from residency.runtime.learning import Learning
 from residency.runtime.lots import Lot, Pending, staged
 from residency.runtime.prefill_books import Books
+from residency.runtime.prefill_entries import Entering
 from residency.runtime.prefill_plans import ids_of, plan_ahead, plan_rest
 from residency.runtime.prefill_views import Views
 from residency.runtime.slots import SlotPool
@@ -104,6 +105,7 @@ class PrefillExecutor:
         layer, lanes = step.layer, self.transfers.lanes
         step = replace(step, token=self._token)
         ahead = self._ahead.popleft()
+        self.entering = Entering(ahead.waits and layer not in self.views.host_layers)
         slots_E = self._maps.layer_slots(layer)
         resident_E = slots_E >= 0
         before = lanes.mark()  # behind all that reads slots which this layer may free
@@ -170,7 +172,8 @@ class PrefillExecutor:
         landed = self._landed()
         if not landed and not (routed & ~ahead.plan.in_place).any():
             return  # all of it is read in place
-        plan = plan_rest(self.mode, self.views.behind(ids_TK, routed, list(landed)), ahead)
+        self.entering.view = view = self.views.behind(ids_TK, routed, list(landed))
+        plan = plan_rest(self.mode, view, ahead)
         if plan.copy.any():  # first: an admission may evict what they read
             self._pending.extend(
                 self._staged(layer, Plan.of(len(routed), copy=plan.copy), waited=True)
@@ -225,17 +228,19 @@ class PrefillExecutor:
         landed: dict[int, int],
         after: Mark,
     ) -> None:
-        """Admit experts, as many at a time as there are slots; of all waves but the last, compute
-        them as well.
+        """Admit experts, as many at a time as the layer has slots; of all waves but the last,
+        compute them as well.
 
         read: routed residents. They are in the first wave, so that none is evicted before it was
         computed; with them go those that landed, of which as many as fit are kept. Each
         expert crosses the link once. after: behind the last compute that reads the freed slots.
         """
-        num_slots = max(1, self.pool.num_slots)
+        num_slots = max(1, self.pool.share_size)
         moved = [expert for expert in admitted if expert in landed]
         fetched = [expert for expert in admitted if expert not in landed]
-        needed = torch.tensor([*read, *moved[: num_slots - len(read)], *fetched])
+        moved = moved[: num_slots - len(read)]
+        self.entering.landed, self.entering.fetched = moved, fetched
+        needed = torch.tensor([*read, *moved, *fetched])
         waves = needed.split(num_slots)
         for number, wave in enumerate(waves, 1):
             admission = self._maps.admit(wave, step)

@@ -21,7 +21,7 @@ class Views:
     def __init__(self, learning: Learning, host_layers: Collection[int] = ()) -> None:
         """host_layers: those whose slots decode does not read."""
         self._learning = learning
-        self._host_layers = host_layers
+        self.host_layers = host_layers
 
     def begin(self, maps: SlotPool, token: torch.Tensor, num_tokens: int, promoted: int) -> None:
         """maps: on the host. token, promoted: as `PrefillExecutor.begin` has them."""
@@ -43,17 +43,18 @@ class Views:
             ids = self._guess.value().flatten()
             guessed = torch.bincount(ids, minlength=self._maps.space.num_experts)
             self._guess = None
+        alone = self._maps.has_shares
         self._view = LayerView(
             layer=layer,
             num_tokens=self._num_tokens,
             resident=self._maps.layer_slots(layer) >= 0,
             welcome=self._welcome(layer),
             guessed=guessed,
-            num_layers=self._maps.space.num_layers,
-            num_slots=self._maps.num_slots,
-            num_empty=self._maps.num_empty if self._learning.learns else 0,
+            num_sharing=1 if alone else self._maps.space.num_layers - layer,
+            num_slots=self._maps.share_size,
+            num_empty=self._maps.num_empty(layer) if self._learning.learns else 0,
         )
-        self._view = self._learning.told(self._view)
+        self._view = self._learning.told(self._view, alone=alone)
         return self._view
 
     def behind(
@@ -70,12 +71,12 @@ class Views:
 
     def _welcome(self, layer: int) -> torch.Tensor:
         num_experts = self._maps.space.num_experts
-        may_enter = layer not in self._host_layers and self._promoted > 0
+        may_enter = layer not in self.host_layers and self._promoted > 0
         welcome = torch.full((num_experts,), may_enter)
         step = Step(self._token, layer, Phase.PREFILL)
         if may_enter and self._maps.may_decline(step):
             first = layer * num_experts
-            admitted = self._maps.policy.admits(torch.arange(first, first + num_experts), step)
+            admitted = self._maps.policy.welcomes(torch.arange(first, first + num_experts), step)
             assert admitted is not None, "a policy may decline in a phase, or not"
             welcome &= admitted
         return welcome

@@ -29,10 +29,12 @@ class SlotPool:
         self.id_of = torch.full((num_slots,), space.sink, dtype=torch.int32, device=device)
         self._twin: SlotPool | None = None
         policy.allocate(space, device)
-        nobody = torch.full((1,), space.sink, dtype=torch.int64, device=device)
+        self._nobody = torch.full((1,), space.sink, dtype=torch.int64, device=device)
         now = torch.zeros((), dtype=torch.int64, device=device)
+        self.share_size = num_slots // policy.num_shares(space)  # slots that a layer may take
+        self.has_shares = policy.num_shares(space) > 1  # a layer has its own
         self._may_decline = {
-            phase: policy.admits(nobody, Step(now, 0, phase)) is not None for phase in Phase
+            phase: policy.welcomes(self._nobody, Step(now, 0, phase)) is not None for phase in Phase
         }
         self._fresh = {name: tensor.clone() for name, tensor in policy.state().items()}
 
@@ -40,13 +42,15 @@ class SlotPool:
     def num_slots(self) -> int:
         return len(self.id_of)
 
-    @property
-    def num_empty(self) -> int:
-        """Of a pool on the host."""
-        return int((self.id_of == self.space.sink).sum())
+    def num_empty(self, layer: int) -> int:
+        """Of the slots that the layer's experts may take, in a pool on the host."""
+        slots = self.slots_for(layer)
+        return int((self.id_of[slots.start : slots.stop] == self.space.sink).sum())
 
     def empty(self) -> None:
         """Nothing is resident any more; the policy remembers what it knew."""
+        if self.policy.follows_moves:
+            self.policy.moved(self._nobody, self.id_of.long())
         self.slot_of.fill_(-1)
         self.id_of.fill_(self.space.sink)
 
@@ -94,8 +98,17 @@ class SlotPool:
         """Admit what `experts` (int [N] within the layer) lacks, as policy and quota allow."""
         unique = self.distinct(experts, step.layer)
         form = admit_on_host if self.device.type == "cpu" else admit
-        keys, admitted = self.policy.keys, self.policy.admits(unique, step)
-        return form(unique, self.slot_of, self.id_of, keys, admitted, quota)
+        keys, admitted = self.policy.keys, self.policy.welcomes(unique, step)
+        slots = self.slots_for(step.layer)
+        admission = form(unique, self.slot_of, self.id_of, keys, admitted, quota, slots)
+        if self.policy.follows_moves:
+            self.policy.moved(admission.entered, admission.evicted)
+        return admission
+
+    def slots_for(self, layer: int) -> range:
+        """The slots that the layer's experts may take."""
+        first = layer * self.share_size if self.has_shares else 0
+        return range(first, first + self.share_size)
 
     def distinct(self, experts: torch.Tensor, layer: int) -> torch.Tensor:
         """Distinct global ids of `experts` (int [N] within the layer), ascending: int64 [M].

@@ -13,6 +13,7 @@ from residency.policies.step import IdSpace, Phase, Step
 SPACE = IdSpace(num_layers=3, num_experts=16, top_k=4)
 NUM_TOKENS = 40
 CHUNK_TOKENS = 10
+NUM_SLOTS = 12  # of the 48 experts
 
 
 class CachePolicyContract:
@@ -27,7 +28,11 @@ class CachePolicyContract:
         return policy
 
     def run(self, policy: CachePolicy, seed: int = 0, first_token: int = 1) -> None:
-        """Touch as a decode would: tokens in order, each layer's distinct experts, some padding."""
+        """Touch as a decode would: tokens in order, each layer's distinct experts, some padding.
+
+        Missing experts take the place of those that have been resident longest.
+        """
+        residents: list[int] = []
         generator = torch.Generator().manual_seed(seed)
         device = policy.keys.device
         for token in range(first_token, first_token + NUM_TOKENS):
@@ -39,6 +44,8 @@ class CachePolicyContract:
                 ids = (experts.sort().values + layer * SPACE.num_experts).to(device)
                 ids[token % SPACE.top_k + 1 :] = SPACE.sink
                 policy.admits(ids, step)
+                if policy.follows_moves:
+                    policy.moved(*_moves(ids, residents))
                 policy.touch(ids, step)
 
     def prefill(self, policy: CachePolicy, first_token: int = 1) -> None:
@@ -108,6 +115,7 @@ class CachePolicyContract:
             step = Step(torch.empty((), dtype=torch.int64, device="meta"), 1, phase)
             policy.refresh(step)
             policy.admits(ids, step)
+            policy.moved(ids, ids)
             policy.touch(ids, step)
 
     def test_keys_are_int64_for_every_id_and_the_sink(self) -> None:
@@ -139,6 +147,17 @@ class CachePolicyContract:
         before = policy.keys[: SPACE.num_ids].argsort(stable=True)
         policy.rebase(900)
         assert torch.equal(policy.keys[: SPACE.num_ids].argsort(stable=True), before)
+
+
+def _moves(ids: torch.Tensor, residents: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids that enter and ids that leave as `moved` takes them; updates `residents`."""
+    missing = [i for i in ids.tolist() if i not in residents and i != SPACE.sink]
+    num_leaving = max(0, len(residents) + len(missing) - NUM_SLOTS)
+    leaving, residents[:] = residents[:num_leaving], [*residents[num_leaving:], *missing]
+    padded = torch.full((2, len(ids)), SPACE.sink, device=ids.device)
+    padded[0, : len(missing)] = torch.tensor(missing, dtype=torch.int64)
+    padded[1, :num_leaving] = torch.tensor(leaving, dtype=torch.int64)
+    return padded[0], padded[1]
 
 
 def _known(policy: CachePolicy) -> dict[str, torch.Tensor]:

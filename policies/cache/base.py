@@ -16,8 +16,9 @@ from typing import ClassVar
 import torch
 
 from residency.policies.base import Capability, Conflict, Need, Part
-from residency.policies.step import IdSpace, Step
+from residency.policies.step import IdSpace, Phase, Step
 
+SCOPES = ("global", "per_layer")
 ALL = "all"
 
 NEEDS_SLOT_DECODE = Need(
@@ -33,17 +34,25 @@ class CachePolicy(Part, ABC):
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
         """slots: experts the device holds, a number, a share of all experts ("25%"), or "all".
+        scope: "global", where any expert may take any slot, or "per_layer", where each MoE layer
+            has an equal share of the slots to itself.
+        admit_prefill: whether experts that a prompt misses may enter slots.
+        admit_decode: whether experts that decode misses may enter slots.
         prefill_tokens: how many of a prompt's last tokens are references, a number or "all"; the
             experts of earlier ones leave slots and history as they are.
         """
 
         slots: int | str = "25%"
+        scope: str = "global"
+        admit_prefill: bool = True
+        admit_decode: bool = True
         prefill_tokens: int | str = ALL
 
     group: ClassVar[str] = "cache"
     provides: ClassVar[frozenset[str]] = frozenset({Capability.RETAINS})
     needs: ClassVar[tuple[Need, ...]] = (NEEDS_SLOT_DECODE,)
     horizon: ClassVar[int | None] = None  # tokens after which the runtime must call `rebase`
+    follows_moves: bool = False  # whether the runtime must call `moved`; fixed by `allocate`
 
     config: Config
 
@@ -52,22 +61,45 @@ class CachePolicy(Part, ABC):
             self.num_slots(IdSpace(1, 1, 1))
         except ValueError as error:
             yield Conflict((f"cache.slots={self.config.slots}",), str(error), 'cache.slots="25%"')
+        if self.config.scope not in SCOPES:
+            key, reason = f"cache.scope={self.config.scope}", f"it is {' or '.join(SCOPES)}"
+            yield Conflict((key,), reason, "cache.scope=global")
+        if not (self.config.admit_prefill or self.config.admit_decode):
+            keys = ("cache.admit_prefill=false", "cache.admit_decode=false")
+            yield Conflict(keys, "no expert would ever enter a slot", "cache.admit_decode=true")
+
         try:
             self.promoted(1, 0)
         except ValueError as error:
             key = f"cache.prefill_tokens={self.config.prefill_tokens}"
             yield Conflict((key,), str(error), f"cache.prefill_tokens={ALL}")
 
+    def shape_faults(self, space: IdSpace) -> Iterator[Conflict]:
+        """What in the config cannot work with a model of this shape."""
+        num_slots, layers = self.num_slots(space), space.num_layers
+        if num_slots % self.num_shares(space):
+            key = f"cache.slots={self.config.slots}"
+            reason = f"{num_slots} slots cannot be shared out evenly among {layers} MoE layers"
+            fewer = max(num_slots // layers, 1) * layers
+            yield Conflict((key, "cache.scope=per_layer"), reason, f"cache.slots={fewer}")
+
+    def num_shares(self, space: IdSpace) -> int:
+        """Equal parts that the slots are divided into: one, or one for each MoE layer in order."""
+        return space.num_layers if self.config.scope == "per_layer" else 1
+
     def num_slots(self, space: IdSpace) -> int:
         """The number of slots that `config.slots` asks for. Raises ValueError if it asks nothing.
 
-        A number above the number of experts is taken as it is; the runtime refuses it.
+        A share of all experts is rounded, to a multiple of the number of layers where each has its
+        own slots. A number above the number of experts is taken as it is; the runtime refuses it.
         """
         asked = str(self.config.slots).strip()
         if asked == ALL:
             return space.num_ids
         if asked.endswith("%") and _is_number(asked[:-1]) and 0 < float(asked[:-1]) <= 100:
-            return max(1, round(space.num_ids * float(asked[:-1]) / 100))
+            shares = self.num_shares(space)
+            each = round(space.num_ids // shares * float(asked[:-1]) / 100)
+            return max(1, each) * shares
         if asked.isdecimal() and int(asked) > 0:
             return int(asked)
         raise ValueError('it must be a number of experts above 0, a share like "25%", or "all"')
@@ -112,6 +144,26 @@ class CachePolicy(Part, ABC):
         depend on the config and on `step.phase`, never on tensor values.
         """
         return None
+
+    def admits_in(self, phase: Phase) -> bool:
+        """Whether any missing expert may enter the slots in this phase, by the config alone."""
+        config = self.config
+        return config.admit_prefill if phase is Phase.PREFILL else config.admit_decode
+
+    def welcomes(self, ids: torch.Tensor, step: Step) -> torch.Tensor | None:
+        """What the runtime obeys: `admits`, and nothing in a phase that admits nothing."""
+        if self.admits_in(step.phase):
+            return self.admits(ids, step)
+        return torch.zeros_like(ids, dtype=torch.bool)
+
+    def moved(self, entered: torch.Tensor, evicted: torch.Tensor) -> None:
+        """Follow what an admission did: some ids have entered slots, others have left them.
+
+        entered, evicted: int64 [N] and [M] global ids, each distinct apart from padding by the
+        sink id, in the order in which slots were given (M differs from N only where all slots are
+        emptied at once). Called after each admission, before the step's touch, and only if
+        `follows_moves`.
+        """
 
     def rebase(self, tokens: int) -> None:
         """Shift every remembered time `tokens` into the past, in place; orders must not change."""

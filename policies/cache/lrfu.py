@@ -41,6 +41,7 @@ TOKEN_BITS = 24  # of a key's 63 bits, for the time of the last reference, which
 DECAY_BITS = 32  # binary places kept of the decay
 STEP_BITS = 8  # the gain table has 2^8 entries per unit of distance, interpolated between
 MAX_FRACTION_BITS = 24
+HISTORIES = ("kept", "reset")
 NEVER = -(1 << 62)  # S before any reference: below every other by more than the gains reach
 
 Time = TypeVar("Time", int, torch.Tensor)
@@ -51,16 +52,20 @@ class Lrfu(CachePolicy):
 
     A reference sets S above max(S, decay * t + log2(weight)), by one unit in the last place at
     least: where all weigh alike, with decay 0 the order is that of reference counts, with decay 1 a
-    later last reference never ranks lower. History is kept for experts that were evicted.
+    later last reference never ranks lower. History is kept for experts that were evicted, unless
+    the config says that it is reset: then an expert that comes back starts anew, as where only what
+    is cached can be described.
     """
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config(CachePolicy.Config):
         """decay: how fast old references fade, per token; 0 counts (LFU), 1 is LRU.
+        history: whether an evicted expert's references are "kept" or "reset".
         prefill_weight: of a reference made in prefill, above 0; one made in decode weighs 1.
         """
 
         decay: float = 0.1
+        history: str = "kept"
         prefill_weight: float = 1.0
 
     config: Config
@@ -71,6 +76,9 @@ class Lrfu(CachePolicy):
         if not 0 <= self.config.decay <= 1:
             reason = "the decay is a number from 0 (LFU) to 1 (LRU)"
             yield Conflict((f"cache.decay={self.config.decay}",), reason, "cache.decay=0.1")
+        if self.config.history not in HISTORIES:
+            key, reason = f"cache.history={self.config.history}", f"it is {' or '.join(HISTORIES)}"
+            yield Conflict((key,), reason, "cache.history=kept")
         if not 0 < self.config.prefill_weight <= 1:
             key = f"cache.prefill_weight={self.config.prefill_weight}"
             reason = "the weight is a number above 0 and at most 1 (as much as in decode)"
@@ -78,6 +86,7 @@ class Lrfu(CachePolicy):
 
     def allocate(self, space: IdSpace, device: torch.device) -> None:
         super().allocate(space, device)
+        self.follows_moves = self.config.history == "reset"
         self.fraction_bits = _fraction_bits(self.config.decay, self.config.prefill_weight)
         self.scaled_decay = round(self.config.decay * (1 << DECAY_BITS))
         self._lead = _halvings(self.config.prefill_weight, self.fraction_bits)
@@ -97,6 +106,11 @@ class Lrfu(CachePolicy):
         prefill's by -log2(prefill_weight).
         """
         return self._lead if phase is Phase.DECODE else 0
+
+    def moved(self, entered: torch.Tensor, evicted: torch.Tensor) -> None:
+        """Forget the evicted; called where history is reset."""
+        self.scores.index_fill_(0, evicted, NEVER)
+        self.keys.index_fill_(0, evicted, 0)
 
     def rebase(self, tokens: int) -> None:
         token_mask = (1 << TOKEN_BITS) - 1

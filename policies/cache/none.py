@@ -13,7 +13,7 @@ import torch
 
 from residency.policies.base import Conflict, Need
 from residency.policies.cache.base import CachePolicy
-from residency.policies.step import IdSpace, Step
+from residency.policies.step import IdSpace, Phase, Step
 
 
 class NoCache(CachePolicy):
@@ -35,8 +35,11 @@ class NoCache(CachePolicy):
     def promoted(self, num_tokens: int, behind: int) -> int:
         return 0
 
+    def num_shares(self, space: IdSpace) -> int:
+        return 1
+
     def touch(self, ids: torch.Tensor, step: Step) -> None:
         """Remembers nothing."""
 
-    def admits(self, ids: torch.Tensor, step: Step) -> torch.Tensor:
-        return torch.zeros_like(ids, dtype=torch.bool)
+    def admits_in(self, phase: Phase) -> bool:
+        return False

@@ -96,7 +96,7 @@ def _likeliest(view: LayerView) -> torch.Tensor:
     assert view.chances is not None and view.routed is not None, "the router has spoken"
     wanted = view.routed & ~view.resident & view.welcome
     order = torch.where(wanted, view.chances, -1.0).argsort(descending=True, stable=True)
-    share = view.num_empty // (view.num_layers - view.layer)
+    share = view.num_empty // view.num_sharing
     chosen = torch.zeros_like(wanted)
     chosen[order[:share]] = True
     return wanted & chosen

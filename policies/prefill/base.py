@@ -45,10 +45,10 @@ class LayerView:
         it was asked early, with the state of the layer before; None where it was not asked.
     chances: float64 [E], for each expert the chance that the chunk is routed to it, by earlier
         chunks; None unless the mode `learns`.
-    cycle: experts that the chunk is expected to be routed to in all layers together; 0 unless the
-        mode `learns`.
-    num_layers: MoE layers of the model.
-    num_slots: of the whole pool.
+    cycle: experts that the chunk is expected to be routed to in all layers that share this one's
+        slots; 0 unless the mode `learns`.
+    num_sharing: those of these layers that are still to come, this one included.
+    num_slots: that the layer's experts may take.
     num_empty: of them; 0 unless the mode `learns`.
     costs: None until they have been measured, or unless the mode `learns`.
     """
@@ -62,7 +62,7 @@ class LayerView:
     guessed: torch.Tensor | None = None
     chances: torch.Tensor | None = None
     cycle: float = 0.0
-    num_layers: int = 1
+    num_sharing: int = 1
     num_slots: int = 0
     num_empty: int = 0
     costs: Costs | None = None

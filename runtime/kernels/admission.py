@@ -85,15 +85,19 @@ def _write_request(
         tl.store(totals_ptr + which, total + count, mask=summed)
 
 
-@triton.jit(do_not_specialize=["num", "base", "num_experts", "num_ids", "num_slots", "lists"])
+@triton.jit(
+    do_not_specialize=[
+        *("num", "base", "num_experts", "num_ids", "first_slot", "num_slots", "lists")
+    ]
+)
 def _list_kernel(
     ids_ptr: tl.tensor, slot_of_ptr: tl.tensor, id_of_ptr: tl.tensor, keys_ptr: tl.tensor,
     quota_ptr: tl.tensor, unique_ptr: tl.tensor, copy_expert_ptr: tl.tensor,
     copy_slot_ptr: tl.tensor, host_expert_ptr: tl.tensor, counts_ptr: tl.tensor,
     totals_ptr: tl.tensor, list_key_ptr: tl.tensor, list_tie_ptr: tl.tensor,
     list_slot_ptr: tl.tensor, num: tl.tensor, base: tl.tensor, num_experts: tl.tensor,
-    num_ids: tl.tensor, num_slots: tl.tensor, lists: tl.tensor, N_PAD: tl.constexpr,
-    LENGTH: tl.constexpr,
+    num_ids: tl.tensor, first_slot: tl.tensor, num_slots: tl.tensor, lists: tl.tensor,
+    N_PAD: tl.constexpr, LENGTH: tl.constexpr,
 ) -> None:  # fmt: skip
     program = tl.program_id(0)
     item = tl.arange(0, N_PAD)
@@ -102,7 +106,7 @@ def _list_kernel(
     # Asked for before it is known whether anything misses: a second wait would cost more.
     slot = dealt_slots(program, lists, LENGTH)
     mine = slot < num_slots
-    held = tl.load(id_of_ptr + slot, mask=mine, other=0)
+    held = tl.load(id_of_ptr + first_slot + slot, mask=mine, other=0)
     missed = tl.load(slot_of_ptr + wanted, mask=wanted >= 0, other=0) < 0
     key = tl.load(keys_ptr + held, mask=mine, other=0)
     if program == lists:
@@ -113,24 +117,25 @@ def _list_kernel(
     elif tl.max(missed.to(tl.int32)) > 0:
         write_list(
             list_key_ptr, list_tie_ptr, list_slot_ptr, slot, held, key, wanted, num_ids,
-            num_slots, program, lists, LENGTH,
+            first_slot, num_slots, program, lists, LENGTH,
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["base", "lists"])
+@triton.jit(do_not_specialize=["base", "num", "num_ids", "lists"])
 def _give_kernel(
     slot_of_ptr: tl.tensor, id_of_ptr: tl.tensor, copy_expert_ptr: tl.tensor,
-    copy_slot_ptr: tl.tensor, counts_ptr: tl.tensor, totals_ptr: tl.tensor,
+    copy_slot_ptr: tl.tensor, moves_ptr: tl.tensor, counts_ptr: tl.tensor, totals_ptr: tl.tensor,
     list_key_ptr: tl.tensor, list_tie_ptr: tl.tensor, list_slot_ptr: tl.tensor, base: tl.tensor,
-    lists: tl.tensor, LENGTH: tl.constexpr, FIRST: tl.constexpr,
+    num: tl.tensor, num_ids: tl.tensor, lists: tl.tensor, LENGTH: tl.constexpr,
+    FIRST: tl.constexpr,
 ) -> None:  # fmt: skip
     copies = tl.load(counts_ptr + 5)
     if copies > 0:
         total_ptr = None if totals_ptr is None else totals_ptr + 3
         give(
             list_key_ptr, list_tie_ptr, list_slot_ptr, slot_of_ptr, id_of_ptr, copy_expert_ptr,
-            copy_slot_ptr, counts_ptr + 3, total_ptr, base, copies, tl.program_id(0), lists,
-            LENGTH, FIRST,
+            copy_slot_ptr, moves_ptr, counts_ptr + 3, total_ptr, base, copies, num, num_ids,
+            tl.program_id(0), lists, LENGTH, FIRST,
         )  # fmt: skip
 
 
@@ -143,17 +148,22 @@ def launch_admit(
     keys: Tensor,
     totals: Tensor | None = None,
     quota: Tensor | None = None,
+    moves: Tensor | None = None,
+    slots: range | None = None,
 ) -> Admitted:
     """Makes every id of the step resident that the quota lets pass. Mutates slot_of and id_of.
 
     ids int, N layer-local, repeats allowed, num_experts for none; slot_of int32 [num_ids + 1],
     -1 where absent, its last entry -1; id_of int32 [num_slots], num_ids where empty; keys int64
-    [num_ids + 1], lowest evicted first. Needs num_slots >= distinct ids, at most MAX_IDS ids.
+    [num_ids + 1], lowest evicted first. slots: those that may be given, None for all; as many as
+    there are distinct ids, among which the step's residents lie. At most MAX_IDS ids.
     totals int64 [5], where given, grows by the first counts. quota int32 [E + 1]: of m missing ids
-    the quota[m] highest by (key, id) are fetched; None for all. Where none ever is, num_slots may
-    be 0.
+    the quota[m] highest by (key, id) are fetched; None for all. Where none ever is, slots may be
+    empty. moves int64 [2, N], where given, num_ids throughout, is filled from the front with the
+    ids that were given a slot, ascending, and below each whom it displaced.
     """
-    num, num_slots = ids.numel(), id_of.numel()
+    slots = range(id_of.numel()) if slots is None else slots
+    num, num_slots = ids.numel(), len(slots)
     assert 0 < num <= MAX_IDS, f"{num} ids, at most {MAX_IDS} fit one step"
     assert num_slots <= _MAX_SLOTS, f"{num_slots} slots, at most {_MAX_SLOTS}"
     out = Admitted(
@@ -170,14 +180,14 @@ def launch_admit(
     # One program more than lists: it writes what concerns the request alone.
     _list_kernel[(lists + 1,)](
         ids, slot_of, id_of, keys, quota, *out, totals, list_keys, list_ties, list_slots,
-        num, layer * num_experts, num_experts, slot_of.numel() - 1, num_slots, lists,
+        num, layer * num_experts, num_experts, slot_of.numel() - 1, slots.start, num_slots, lists,
         N_PAD=padded, LENGTH=_LIST_LENGTH, num_warps=4,
     )  # fmt: skip
     if lists == 0:
         return out
     _give_kernel[(lists,)](
-        slot_of, id_of, out.copy_expert, out.copy_slot, out.counts, totals, list_keys, list_ties,
-        list_slots, layer * num_experts, lists,
+        slot_of, id_of, out.copy_expert, out.copy_slot, moves, out.counts, totals, list_keys,
+        list_ties, list_slots, layer * num_experts, num, slot_of.numel() - 1, lists,
         LENGTH=_LIST_LENGTH, FIRST=_first(padded, lists), num_warps=4,
     )  # fmt: skip
     return out

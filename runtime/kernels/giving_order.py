@@ -41,12 +41,14 @@ def dealt_slots(program: tl.tensor, lists: tl.tensor, LENGTH: tl.constexpr) -> t
 @triton.jit
 def write_list(
     list_key_ptr: tl.tensor, list_tie_ptr: tl.tensor, list_slot_ptr: tl.tensor, slot: tl.tensor,
-    held: tl.tensor, key: tl.tensor, wanted: tl.tensor, num_ids: tl.tensor, num_slots: tl.tensor,
-    program: tl.tensor, lists: tl.tensor, LENGTH: tl.constexpr,
+    held: tl.tensor, key: tl.tensor, wanted: tl.tensor, num_ids: tl.tensor,
+    first_slot: tl.tensor, num_slots: tl.tensor, program: tl.tensor, lists: tl.tensor,
+    LENGTH: tl.constexpr,
 ) -> None:  # fmt: skip
     """Sorts a program's slots and writes them; place p of all lists lies together, at p * lists.
 
-    held and key [LENGTH] are what the slots hold; wanted [N] has negative ids for none.
+    slot counts from first_slot, where the num_slots slots begin that may be given. held and key
+    [LENGTH] are what they hold; wanted [N] has negative ids for none.
     """
     # Sums run over axis 0 throughout: the default layouts keep that axis within a thread first.
     needed = tl.sum((wanted[:, None] == held[None, :]).to(tl.int32), axis=0) > 0
@@ -61,16 +63,16 @@ def write_list(
     at = tl.sum(lower.to(tl.int32), axis=0) * lists + program
     tl.store(list_key_ptr + at, key)
     tl.store(list_tie_ptr + at, tie)
-    tl.store(list_slot_ptr + at, slot)
+    tl.store(list_slot_ptr + at, first_slot + slot)
 
 
 @triton.jit
 def _give_first(
     list_key_ptr: tl.tensor, list_tie_ptr: tl.tensor, list_slot_ptr: tl.tensor,
     slot_of_ptr: tl.tensor, id_of_ptr: tl.tensor, copy_expert_ptr: tl.tensor,
-    copy_slot_ptr: tl.tensor, evictions_ptr: tl.tensor, total_ptr: tl.tensor, base: tl.tensor,
-    copies: tl.tensor, program: tl.tensor, lists: tl.tensor, FIRST: tl.constexpr,
-    CUT: tl.constexpr,
+    copy_slot_ptr: tl.tensor, moves_ptr: tl.tensor, evictions_ptr: tl.tensor,
+    total_ptr: tl.tensor, base: tl.tensor, copies: tl.tensor, num: tl.tensor, num_ids: tl.tensor,
+    program: tl.tensor, lists: tl.tensor, FIRST: tl.constexpr, CUT: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Gives away, or returns 1 with nothing done where lists cut at FIRST do not suffice."""
     place = tl.arange(0, FIRST)
@@ -104,6 +106,10 @@ def _give_first(
     tl.store(slot_of_ptr + base + expert, slot, mask=given)
     tl.store(id_of_ptr + slot, base + expert, mask=given)
     tl.store(copy_slot_ptr + rank, slot, mask=given)
+    if moves_ptr is not None:
+        tl.store(moves_ptr + rank, (base + expert).to(tl.int64), mask=given)
+        gone = tl.where(evicted, tie, num_ids).to(tl.int64)
+        tl.store(moves_ptr + num + rank, gone, mask=given)
     evictions = tl.sum(evicted.to(tl.int32))
     tl.atomic_add(evictions_ptr, evictions, mask=evictions > 0, sem="relaxed")
     if total_ptr is not None:
@@ -115,20 +121,23 @@ def _give_first(
 def give(
     list_key_ptr: tl.tensor, list_tie_ptr: tl.tensor, list_slot_ptr: tl.tensor,
     slot_of_ptr: tl.tensor, id_of_ptr: tl.tensor, copy_expert_ptr: tl.tensor,
-    copy_slot_ptr: tl.tensor, evictions_ptr: tl.tensor, total_ptr: tl.tensor, base: tl.tensor,
-    copies: tl.tensor, program: tl.tensor, lists: tl.tensor, LENGTH: tl.constexpr,
-    FIRST: tl.constexpr,
+    copy_slot_ptr: tl.tensor, moves_ptr: tl.tensor, evictions_ptr: tl.tensor,
+    total_ptr: tl.tensor, base: tl.tensor, copies: tl.tensor, num: tl.tensor, num_ids: tl.tensor,
+    program: tl.tensor, lists: tl.tensor, LENGTH: tl.constexpr, FIRST: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The j-th slot of the giving order goes to the j-th expert to be copied, j < copies."""
+    """The j-th slot of the giving order goes to the j-th expert to be copied, j < copies.
+
+    moves [2, num], where given: whom the j-th slot takes in, and whom it loses (num_ids: nobody).
+    """
     crowded = _give_first(
         list_key_ptr, list_tie_ptr, list_slot_ptr, slot_of_ptr, id_of_ptr, copy_expert_ptr,
-        copy_slot_ptr, evictions_ptr, total_ptr, base, copies, program, lists, FIRST,
-        FIRST < LENGTH,
+        copy_slot_ptr, moves_ptr, evictions_ptr, total_ptr, base, copies, num, num_ids, program,
+        lists, FIRST, FIRST < LENGTH,
     )  # fmt: skip
     if FIRST < LENGTH:  # noqa: SIM102 (the outer one is decided when it is compiled)
         if crowded > 0:
             _give_first(
                 list_key_ptr, list_tie_ptr, list_slot_ptr, slot_of_ptr, id_of_ptr,
-                copy_expert_ptr, copy_slot_ptr, evictions_ptr, total_ptr, base, copies, program,
-                lists, LENGTH, False,
+                copy_expert_ptr, copy_slot_ptr, moves_ptr, evictions_ptr, total_ptr, base, copies,
+                num, num_ids, program, lists, LENGTH, False,
             )  # fmt: skip

@@ -15,6 +15,7 @@ from residency.conf.options import GROUPS, PRESETS, option_names, option_node
 from residency.policies.errors import ConfigError
 
 OPTIONS = [(group, name) for group in GROUPS for name in option_names(group)]
+CACHES = ", ".join(option_names("cache"))
 NEEDED = {"folder": ["model.path=/some/where"]}
 
 
@@ -101,7 +102,7 @@ def test_an_explicit_choice_wins_over_what_decode_cpu_brings(order):
 
 REFUSED = [
     # unknown groups and options
-    (["cache=lrff"], "lrfu, lru, none", "did you mean lrfu?"),
+    (["cache=lrff"], CACHES, "did you mean lrfu?"),
     (["cache=LRU"], "did you mean lru?"),
     (["cahce=lru"], ", ".join(GROUPS), "did you mean cache?"),
     (["experiment=nothing_stay"], "everything_resident", "did you mean nothing_stays?"),
@@ -115,12 +116,7 @@ REFUSED = [
     ),
     (["prefill.otherwise=demand"], "cannot name itself", "always_stream, auto, hit_d2d"),
     # unknown keys, forced or not
-    (
-        ["cache.slot=3"],
-        "cache=lrfu has no such key",
-        "slots, prefill_tokens, decay",
-        "did you mean slots?",
-    ),
+    (["cache.slot=3"], "cache=lrfu has no such key", "slots, scope", "did you mean slots?"),
     (["+cache.slot=3"], "did you mean slots?"),
     (["++cache.slot=3"], "did you mean slots?"),
     (["cache=lru", "cache.decay=0.5"], "cache=lru has no such key", "slots"),
@@ -148,17 +144,17 @@ REFUSED = [
     (["cache.slots=range(1,3)"], "several values"),
     (["workload.prompt=${nothing}"], "workload.prompt", "'nothing' not found"),
     # deletions and forced choices
-    (["~cache"], "needs one cache", "lrfu, lru, none"),
-    (["~cache=lrfu"], "needs one cache", "lrfu, lru, none"),
-    (["cache=null"], "needs one cache", "lrfu, lru, none"),
-    (["cache="], "lrfu, lru, none"),
+    (["~cache"], "needs one cache", CACHES),
+    (["~cache=lrfu"], "needs one cache", CACHES),
+    (["cache=null"], "needs one cache", CACHES),
+    (["cache="], CACHES),
     (["~cache.slots"], "cache.slots=..."),
-    (["+cache=lru"], "cache=NAME", "lrfu, lru, none"),
-    (["++cache=lru"], "cache=NAME", "lrfu, lru, none"),
+    (["+cache=lru"], "cache=NAME", CACHES),
+    (["++cache=lru"], "cache=NAME", CACHES),
     (["+experiment=nothing_stays"], "experiment=NAME", "everything_resident"),
-    (["cache@other=lru"], "cache=NAME", "lrfu, lru, none"),
-    (["cache=[lru,lrfu]"], "lrfu, lru, none"),
-    (["cache=../cache/lru"], "lrfu, lru, none"),
+    (["cache@other=lru"], "cache=NAME", CACHES),
+    (["cache=[lru,lrfu]"], CACHES),
+    (["cache=../cache/lru"], CACHES),
     # classes
     (["cache._target_=os.system"], "only classes of residency", "cache=NAME"),
     (["cache._target_=null"], "only classes of residency"),
@@ -177,7 +173,7 @@ REFUSED = [
     (["workload.prompt=a=b"], "key=value", "quote"),
     (['workload.prompt="unclosed'], "key=value", "quote"),
     (["cache=l\nru"], "cache=l"),
-    (["cache='l\nru'"], "cache=l ru", "lrfu, lru, none"),
+    (["cache='l\nru'"], "cache=l ru", CACHES),
     (["cache._target_='os\nsystem'"], "only classes of residency"),
 ]
 

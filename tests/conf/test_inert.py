@@ -1,5 +1,7 @@
 """Invariant 5, nothing accepted is inert: each key changes something that can be observed."""
 
+import json
+
 import pytest
 import torch
 from conftest import tiny_engine
@@ -7,12 +9,15 @@ from conftest import tiny_engine
 from residency.conf import build_engine, compose
 from residency.conf.options import GROUPS, option_names, option_node
 from residency.policies.errors import CapacityError, WorkloadError
+from residency.policies.step import IdSpace, Phase, Step
 from residency.runtime.bench.measure import Meter
 from residency.runtime.bench.modes import Course
 from residency.runtime.loaded import Loaded
+from residency.runtime.slots import SlotPool
 
 PROMPT = list(range(3, 23))
 NUM_NEW = 6
+SPACE = IdSpace(num_layers=3, num_experts=8, top_k=2)  # of the tiny checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +36,33 @@ class Bench:
         self.choice = choice
 
     def compose(self, *overrides):
-        model = [f"model.path={self.checkpoint}"] if self.choice == "model=folder" else []
-        return compose([self.choice, *model, *overrides])
+        return compose([self.choice, *self.required, *overrides])
+
+    @property
+    def required(self):
+        """Keys without which the option cannot be had."""
+        if self.choice == "model=folder":
+            return [f"model.path={self.checkpoint}"]
+        if self.choice == "cache=static":
+            return [f"cache.profile={self.profile([9, 9, 0, 0, 0, 0, 0, 0])}"]
+        return []
+
+    def profile(self, counts):
+        """A file that counts every layer's experts so."""
+        file = self.checkpoint.parent / f"profile{''.join(map(str, counts))}.json"
+        file.write_text(json.dumps([counts] * SPACE.num_layers))
+        return file
+
+    def pool(self, *overrides):
+        cache = self.compose(*overrides).policies.cache
+        return SlotPool(SPACE, cache.num_slots(SPACE), cache, torch.device("cpu"))
+
+    def admitted(self, *overrides, phase=Phase.DECODE):
+        """The slots that two experts of the second layer are given."""
+        step = Step(torch.tensor(0), 1, phase)
+        pool = self.pool("cache.slots=6", *overrides)
+        pool.admit(torch.tensor([0, 1]), step)
+        return [slot for slot, i in enumerate(pool.id_of.tolist()) if i != SPACE.sink]
 
     @property
     def is_made_up(self):
@@ -70,7 +100,7 @@ class Bench:
         return calls
 
     def plan(self, *overrides):
-        with tiny_engine(self.checkpoint, self.choice, *overrides) as engine:
+        with tiny_engine(self.checkpoint, self.choice, *self.required, *overrides) as engine:
             return engine.runtime.plan
 
     def prefill(self, *overrides):
@@ -107,8 +137,46 @@ def take_turns(engine, contest):
 
 def slots(bench):
     """plan.num_slots"""
-    assert bench.plan("cache.slots=5").num_slots == 5
-    assert bench.plan("cache.slots=50%").num_slots == 12
+    for asked, num_slots in (("5", 5), ("50%", 12)):
+        assert bench.pool(f"cache.slots={asked}").num_slots == num_slots
+        if bench.choice == "cache=lru":  # a plan asks every policy alike
+            assert bench.plan(f"cache.slots={asked}").num_slots == num_slots
+
+
+def scope(bench):
+    """which slots a layer may take"""
+    assert bench.admitted("cache.scope=global") == [0, 1]
+    assert bench.admitted("cache.scope=per_layer") == [2, 3]
+
+
+def admit_prefill(bench):
+    """whether a prompt's misses enter slots"""
+    assert bench.admitted(phase=Phase.PREFILL) == [0, 1]
+    assert bench.admitted("cache.admit_prefill=false", phase=Phase.PREFILL) == []
+
+
+def admit_decode(bench):
+    """whether decode's misses enter slots"""
+    assert bench.admitted("cache.admit_decode=false") == []
+    assert bench.admitted("cache.admit_prefill=false") == [0, 1]
+
+
+def history(bench):
+    """the ranks of experts that were evicted"""
+    assert not torch.equal(bench.keys("cache.history=kept"), bench.keys("cache.history=reset"))
+
+
+def half_life(bench):
+    """the ranks of experts used before the last halving"""
+    assert not torch.equal(bench.keys("cache.half_life=0"), bench.keys("cache.half_life=2"))
+
+
+def pinned_by(bench):
+    """which experts are pinned"""
+    for counts, pinned in (([0, 0, 5, 5, 0, 0, 0, 0], [2, 3]), ([0, 1, 0, 0, 0, 0, 0, 1], [1, 7])):
+        pool = bench.pool("cache.slots=6", f"cache.profile={bench.profile(counts)}")
+        expected = [8 * layer + expert for layer in range(3) for expert in pinned]
+        assert pool.policy.pinned.nonzero().flatten().tolist() == expected
 
 
 def decay(bench):
@@ -118,9 +186,14 @@ def decay(bench):
 
 def prefill_tokens(bench):
     """the ranks of the experts, and what a prompt leaves in the slots"""
-    ranks = [bench.keys(f"cache.prefill_tokens={n}")[:-1].argsort() for n in ("all", 3)]
-    assert not torch.equal(*ranks)
-    few = (bench.choice, "cache.slots=12", "prefill=demand")
+    if bench.choice == "cache=belady":  # no live run has it
+        promoted = [bench.pool(f"cache.prefill_tokens={n}").policy.promoted(8, 0) for n in (0, 3)]
+        assert promoted == [0, 3]
+        return
+    if bench.choice != "cache=static":  # whose ranks are given
+        ranks = [bench.keys(f"cache.prefill_tokens={n}")[:-1].argsort() for n in ("all", 3)]
+        assert not torch.equal(*ranks)
+    few = (bench.choice, *bench.required, "cache.slots=12", "prefill=demand")
     for last, resident in ((0, False), (1, True)):
         with tiny_engine(bench.checkpoint, *few, f"cache.prefill_tokens={last}") as engine:
             engine.generate(PROMPT, max_new_tokens=1)
@@ -518,9 +591,15 @@ ROWS = {
     "model.dtype": dtype,
     "model.context": context,
     "cache.slots": slots,
+    "cache.scope": scope,
+    "cache.admit_prefill": admit_prefill,
+    "cache.admit_decode": admit_decode,
     "cache.prefill_tokens": prefill_tokens,
     "cache.decay": decay,
+    "cache.history": history,
     "cache.prefill_weight": prefill_weight,
+    "cache.half_life": half_life,
+    "cache.profile": pinned_by,
     "prefill.chunk_tokens": chunk_tokens,
     "prefill.groups": groups,
     "prefill.ring": ring,

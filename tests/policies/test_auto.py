@@ -99,7 +99,7 @@ def test_more_idle_time_never_means_fewer_experts_ahead(chances, expert_s):
 def test_a_chunk_larger_than_the_pool_fills_empty_slots_and_evicts_nobody():
     wanted = torch.arange(NUM_EXPERTS) < 12
     chances = torch.linspace(0, 1, NUM_EXPERTS, dtype=torch.float64)
-    seen = dict(routed=wanted, landed=NOBODY, num_layers=4, num_slots=40)
+    seen = dict(routed=wanted, landed=NOBODY, num_sharing=4, num_slots=40)
     spoken = view(chances, None, num_empty=20, cycle=100.0, **seen)
     plan = AUTO.plan(spoken)
     assert plan.admit.nonzero().flatten().tolist() == [7, 8, 9, 10, 11]  # 20 slots, 4 layers

@@ -4,3 +4,8 @@ from residency.testing import CachePolicyContract
 
 class TestLrfu(CachePolicyContract):
     policy = Lrfu
+
+
+class TestLrfuThatForgets(CachePolicyContract):
+    policy = Lrfu
+    params = {"history": "reset"}

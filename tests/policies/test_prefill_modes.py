@@ -34,7 +34,7 @@ views = st.builds(
     guessed=st.none() | counts,
     chances=shares,
     cycle=st.floats(0, 40),
-    num_layers=st.just(4),
+    num_sharing=st.integers(1, 4),
     num_slots=st.just(20),
     num_empty=st.integers(0, 20),
     costs=st.none() | st.builds(Costs, seconds, seconds),
@@ -180,7 +180,7 @@ def test_what_may_not_enter_the_slots_is_not_admitted(engine, monkeypatch):
             NUM_EXPERTS, in_place=view.routed & view.resident, admit=view.routed & ~view.resident
         )
 
-    monkeypatch.setattr(engine.runtime._prefill.views, "_host_layers", range(99))
+    monkeypatch.setattr(engine.runtime._prefill.views, "host_layers", range(99))
     refused(engine, Broken(True, all_routed), "may not enter", monkeypatch)
 
 

@@ -67,7 +67,10 @@ def test_equal_to_the_naive_pool(form, num_slots, steps, declines, capped):
         table = torch.tensor(quota, dtype=torch.int32) if capped else None
         result = form(unique, slot_of, id_of, torch.tensor([*keys, 0]), mask, table)
         ids = [layer * SPACE.num_experts + e for e in experts]
+        before = list(naive.slots)
         counts, fetched, computed = naive.admit(ids, keys, admitted, quota)
+        moves = [(new, old) for new, old in zip(naive.slots, before, strict=True) if new != old]
+        assert moved(result) == sorted(moves)
         assert result.counts.tolist() == counts
         assert set(unique[result.fetched].tolist()) == fetched
         assert set(unique[result.on_host].tolist()) == computed
@@ -75,6 +78,13 @@ def test_equal_to_the_naive_pool(form, num_slots, steps, declines, capped):
         held = [None if i == SPACE.sink else i for i in id_of.tolist()]
         assert held == naive.slots
         check_rows(result, slot_of, num_slots)
+
+
+def moved(result):
+    """(who entered, whom it displaced), ascending."""
+    names = {SPACE.sink: None}
+    pairs = zip(result.entered.tolist(), result.evicted.tolist(), strict=True)
+    return [(new, names.get(old, old)) for new, old in pairs if new != SPACE.sink]
 
 
 def check_rows(result, slot_of, num_slots):

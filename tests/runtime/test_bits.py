@@ -47,6 +47,36 @@ def test_equal_over_groups_and_ring(checkpoint, resident, mode, groups, ring):
         assert torch.equal(logits(engine), expected)
 
 
+OTHERS = (
+    ("cache=s3fifo",),
+    ("cache=least_stale", "cache.admit_decode=false"),
+    ("cache=fifo", "cache.scope=per_layer", "cache.admit_prefill=false"),
+    ("cache.history=reset", "cache.scope=per_layer"),
+)
+
+
+@pytest.mark.parametrize("choice", OTHERS, ids=" ".join)
+def test_equal_under_rules_that_decline_or_share_out_slots(checkpoint, resident, choice):
+    chunk, expected = resident
+    with tiny_engine(checkpoint, *choice, "cache.slots=6", chunk) as engine:
+        assert torch.equal(logits(engine), expected)
+        engine.runtime.pool.check()
+
+
+def test_equal_with_pinned_experts(checkpoint, resident, tmp_path):
+    """Of each layer's eight experts two may enter, in prefill and in decode."""
+    chunk, expected = resident
+    profile = tmp_path / "profile.json"
+    profile.write_text(str([[0, 0, 9, 0, 0, 9, 0, 0]] * 3))
+    pinned = ("cache=static", "cache.slots=6", f"cache.profile={profile}")
+    with tiny_engine(checkpoint, *pinned, chunk) as engine:
+        assert torch.equal(logits(engine), expected)
+        resident_ids = set(engine.runtime.pool.id_of.tolist())
+        assert resident_ids <= {8 * layer + e for layer in range(3) for e in (2, 5)} | {24}
+        counters = engine.runtime.counters.rows()
+        assert sum(row.evictions for row in counters) == 0 < sum(row.hits for row in counters)
+
+
 @pytest.mark.parametrize("choice", [("cache=none", "prefill=always_stream"), ("decode=cpu",)])
 def test_equal_without_slots(checkpoint, resident, choice):
     chunk, expected = resident

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from residency.policies.cache.lru import Lru
 from residency.policies.cache.none import NoCache
+from residency.policies.cache.s3fifo import S3Fifo
 from residency.policies.decode.cpu import Cpu
 from residency.policies.decode.gpu import Gpu
 from residency.policies.decode.hybrid import Hybrid
@@ -112,6 +113,7 @@ def test_residents_computed_at_once_change_no_bit(module, banks, lengths):
     [
         *((Lru(Lru.Config()), 5, 1), (NoCache(NoCache.Config()), 0, 1)),
         *((Lru(Lru.Config()), 7, 3), (NoCache(NoCache.Config()), 0, 3)),
+        (S3Fifo(S3Fifo.Config(slots=6, scope="per_layer")), 6, 1),
     ],
 )
 def test_a_decode_step_equals_plain_maths_and_counts_alike(
@@ -140,6 +142,7 @@ def test_a_decode_step_equals_plain_maths_and_counts_alike(
         oracle.touch(admission.unique, cpu_step)
         expected[layer] += admission.counts
         assert torch.equal(pool.slot_of.cpu(), oracle.slot_of)
+        assert torch.equal(pool.policy.keys.cpu()[:-1], oracle.policy.keys[:-1])
     for row in counters.rows():
         if row.phase == "decode":
             counts = [row.lookups, row.hits, row.misses, row.evictions, row.computed]

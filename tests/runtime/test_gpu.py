@@ -129,12 +129,25 @@ def test_both_sides_of_a_captured_step_are_timed(make):
             assert (one > 1e-6).all() and (one < 1e-1).all()
 
 
-def test_counts_in_the_graph_equal_the_plain_runs(make):
+RULES = (
+    ("cache=lrfu",),
+    ("cache.history=reset",),
+    ("cache=lfu", "cache.half_life=8"),
+    ("cache=fifo",),
+    ("cache=s3fifo",),
+    ("cache=s3fifo", "cache.scope=per_layer"),
+    ("cache=least_stale", "cache.admit_prefill=false"),
+    ("cache=lru", "cache.scope=per_layer", "cache.admit_decode=false"),
+)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=" ".join)
+def test_counts_in_the_graph_equal_the_plain_runs(make, rule):
     """Same routes, same policy: look-ups, hits, misses and evictions agree, bytes too."""
     reports = []
     for kernels in ("true", "false"):
-        routed = ("cache.slots=7", "model.routing=even", f"device.kernels={kernels}")
-        with make(*routed) as engine:
+        routed = ("cache.slots=9", "model.routing=even", f"device.kernels={kernels}")
+        with make(*rule, *routed) as engine:
             engine.generate(PROMPT, max_new_tokens=20, ignore_eos=True)
             reports.append(engine.generate(PROMPT[:9], max_new_tokens=20, ignore_eos=True))
     assert reports[0].counters == reports[1].counters

@@ -1,6 +1,7 @@
 """Recorded routes: what the model did, in a file that a run can follow."""
 
 import numpy as np
+import pytest
 import torch
 from conftest import tiny_engine
 
@@ -27,9 +28,10 @@ def test_a_file_holds_every_token_that_went_through_the_model(checkpoint, tmp_pa
         assert int(arrays["num_experts"]) == 8
 
 
-def test_following_a_recording_repeats_the_run_bit_for_bit(checkpoint, tmp_path):
+@pytest.mark.parametrize("name", ["routes.npz", "routes.safetensors"])
+def test_following_a_recording_repeats_the_run_bit_for_bit(checkpoint, tmp_path, name):
     """A new engine's first token takes the recording's first row."""
-    file = tmp_path / "routes.npz"
+    file = tmp_path / name
     runs = {}
     for name, routing in (("recorded", "model"), ("followed", f"trace:{file}"), ("even", "even")):
         with tiny_engine(checkpoint, f"model.routing={routing}") as engine:

@@ -30,6 +30,7 @@ class Result:
     copies: list[tuple[int, int]]  # (layer-local expert, slot)
     counts: list[int]
     on_host: list[int] = field(default_factory=list)  # layer-local, ascending
+    displaced: list[int | None] = field(default_factory=list)  # by each copied expert
 
 
 @dataclass
@@ -68,7 +69,9 @@ class OraclePool:
             self.held[slot] = missing
             copies.append((missing - first, slot))
         counts = [len(unique), len(unique) - num_misses, num_misses, num_evictions, len(on_host)]
-        return Result(unique, copies, counts, [i - first for i in on_host])
+        num_empty = len(misses) - num_evictions
+        displaced = [None] * num_empty + evictable[:num_evictions]
+        return Result(unique, copies, counts, [i - first for i in on_host], displaced)
 
 
 class TensorPool:
@@ -85,7 +88,12 @@ class TensorPool:
         self.totals = torch.zeros(5, dtype=torch.int64, device=device)
 
     def admit(
-        self, form: str, experts: list[int], layer: int, quotas: list[int] | None = None
+        self,
+        form: str,
+        experts: list[int],
+        layer: int,
+        quotas: list[int] | None = None,
+        slots: range | None = None,
     ) -> Result:
         ids = torch.tensor(experts, device=self.keys.device)
         quota = None
@@ -95,16 +103,19 @@ class TensorPool:
             ids = ids.int()
         if form == "definition":
             unique = distinct(ids, layer, self.space)
-            admission = admit(unique, self.slot_of, self.id_of, self.keys, None, quota)
+            admission = admit(unique, self.slot_of, self.id_of, self.keys, None, quota, slots)
             on_host = (unique[admission.on_host] - layer * self.space.num_experts).tolist()
             copies = copy_list(admission, layer, self.space)
             counts = admission.counts
             self.totals += counts
             copy_expert, copy_slot, num_copies = copies
+            entered = admission.entered != self.space.sink
+            moves = torch.stack([admission.entered[entered], admission.evicted[entered]])
         else:
+            moves = ids.new_full((2, len(experts)), self.space.sink, dtype=torch.int64)
             unique, copy_expert, copy_slot, host_expert, counts = admitted = launch_admit(
                 ids, layer, self.space.num_experts, self.slot_of, self.id_of, self.keys,
-                totals=self.totals, quota=quota,
+                totals=self.totals, quota=quota, moves=moves, slots=slots,
             )  # fmt: skip
             num_copies = admitted.num_copies
             assert int(counts[5]) == int(counts[2] - counts[4])
@@ -113,11 +124,16 @@ class TensorPool:
             pads = [NO_COPY] * (len(experts) - int(num_copies))
             assert copy_expert[int(num_copies) :].tolist() == pads
             assert copy_slot[int(num_copies) :].tolist() == pads
+            assert moves[:, int(num_copies) :].eq(self.space.sink).all()
+            moves = moves[:, : int(num_copies)]
         real = int(counts[0])
         assert unique[real:].eq(self.space.sink).all()
         copied = [copy_expert[: int(num_copies)].tolist(), copy_slot[: int(num_copies)].tolist()]
         copies = list(zip(*copied, strict=True))
-        return Result(unique[:real].tolist(), copies, counts.tolist(), on_host)
+        first = layer * self.space.num_experts
+        assert [e + first for e, _ in copies] == moves[0].tolist()
+        displaced = [None if i == self.space.sink else i for i in moves[1].tolist()]
+        return Result(unique[:real].tolist(), copies, counts.tolist(), on_host, displaced)
 
 
 Step = tuple[list[int], int]  # experts, layer
@@ -176,6 +192,33 @@ def test_random_steps(form: str, data: st.DataObject, device: torch.device) -> N
     ]
     quota = [rng.randint(0, m) for m in range(experts + 1)] if data.draw(st.booleans()) else None
     _replay(form, oracle, steps, device, quota)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 2**32), experts=st.integers(1, 30), each=st.integers(1, 80))
+def test_layers_with_slots_of_their_own(
+    form: str, seed: int, experts: int, each: int, device: torch.device
+) -> None:
+    """One pool of three layers' shares does what three pools do."""
+    rng = random.Random(seed)
+    num_ids = 3 * experts
+    keys = [rng.randint(0, 2) for _ in range(num_ids + 1)]
+    alone = [OraclePool([None] * each, keys, experts) for _ in range(3)]
+    pool = TensorPool(OraclePool([None] * (3 * each), keys, experts), device)
+    for _ in range(5):
+        layer = rng.randrange(3)
+        wanted = [rng.randrange(experts) for _ in range(rng.randint(1, each))]
+        want = alone[layer].admit(wanted, layer)
+        slots = range(layer * each, layer * each + each)
+        want.copies = [(expert, slot + slots.start) for expert, slot in want.copies]
+        assert pool.admit(form, wanted, layer, slots=slots) == want
+        held = [num_ids if i is None else i for oracle in alone for i in oracle.held]
+        assert pool.id_of.tolist() == held
+        for slot, i in enumerate(held):
+            assert i == num_ids or pool.slot_of[i] == slot
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -238,7 +281,7 @@ def test_many_slots(form: str, slots: int, device: torch.device) -> None:
 def test_needed_residents_stay_although_lowest(form: str, device: torch.device) -> None:
     oracle = OraclePool([0, 1, 2, 3], [0, 1, 2, 3, 9, 9, 9], 6)
     got = TensorPool(oracle, device).admit(form, [0, 5, 1, 4, 5], 0)
-    assert got == Result([0, 1, 4, 5], [(4, 2), (5, 3)], [4, 2, 2, 2, 0])
+    assert got == Result([0, 1, 4, 5], [(4, 2), (5, 3)], [4, 2, 2, 2, 0], [], [2, 3])
 
 
 @pytest.mark.parametrize("form", FORMS)

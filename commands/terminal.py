@@ -1,0 +1,58 @@
+"""What every command shares: the consoles, how user errors end, and common options.
+
+Imports nothing heavy: the help of a command must come at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="OVERRIDES",
+        help="Choices and keys in Hydra's syntax, e.g. cache=lrfu cache.decay=0.1",
+        show_default=False,
+    ),
+]
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option("--prompt", "-p", help="The text to continue; several are decoded together."),
+]
+PromptFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prompt-file", "-f", help="Read it from a file; - is stdin, .jsonl has one a line."
+    ),
+]
+Cfg = Annotated[bool, typer.Option("--cfg", help="Print the composed config and stop.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Write result.json and config.yaml there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a result in --out.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """One clear line and exit status 2 for what a user can mend, 130 for ctrl-C."""
+    from residency.policies.errors import ResidencyError
+
+    try:
+        yield
+    except ResidencyError as error:
+        err.print(f"error: {error}", markup=False, soft_wrap=True)
+        raise typer.Exit(USAGE_ERROR) from None
+    except KeyboardInterrupt:
+        err.print("\ninterrupted: nothing was written")
+        raise typer.Exit(INTERRUPTED) from None

@@ -1,0 +1,1 @@
+"""Replay: recorded routes under other policies and pool sizes, and what no policy could beat."""

@@ -1,0 +1,6 @@
+from residency.policies.cache.fifo import Fifo
+from residency.testing import CachePolicyContract
+
+
+class TestFifo(CachePolicyContract):
+    policy = Fifo
