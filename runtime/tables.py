@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from residency.runtime.counters import Source
+from residency.runtime.learning import Chosen
 from residency.runtime.report import BatchReport, PhaseTotals, Report
 
 MIB = 1 << 20
@@ -18,11 +19,21 @@ def print_report(out: Console, report: Report | BatchReport, prompts: list[str])
     if isinstance(report, Report):
         out.print("\n")
         out.print(report_table(report))
+        _print_choices(out, report.choices)
         return
     for prompt, one in zip(prompts, report.sequences, strict=True):
         out.print(prompt, end="", style="bold", markup=False, soft_wrap=True)
         out.print(one.text, end="\n\n", markup=False, soft_wrap=True)
     out.print(batch_table(report))
+    _print_choices(out, report.choices)
+
+
+def _print_choices(out: Console, choices: list[Chosen]) -> None:
+    """What the prefill mode chose, and why, where it had a choice."""
+    for chosen in choices:
+        if chosen.reason:
+            what = f"prefill, {chosen.layers} layers of chunks of {chosen.num_tokens} tokens"
+            out.print(f"{what}: {chosen.choice} ({chosen.reason})", markup=False)
 
 
 def report_table(report: Report) -> Table:
@@ -65,6 +76,12 @@ def _tpot(seconds: float | None) -> str:
     return "-" if seconds is None else f"TPOT {seconds * 1e3:.2f} ms"
 
 
+def _ahead(phase: PhaseTotals) -> str:
+    if not phase.ahead:
+        return "-"
+    return f"{phase.ahead:,}: {phase.ahead_in_time:,} in time, {phase.ahead_used:,} used"
+
+
 def _share(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
 
@@ -81,6 +98,7 @@ _ROWS: dict[str, Callable[[PhaseTotals], str]] = {
     "hit rate": lambda phase: _share(phase.hit_rate),
     "evictions": lambda phase: f"{phase.evictions:,}",
     "fetched": lambda phase: f"{phase.fetched:,}",
+    "fetched ahead of routers": lambda phase: _ahead(phase),
     "computed on host": lambda phase: f"{phase.computed:,}",
     "link share of time": lambda phase: _share(phase.link_share),
 }
