@@ -19,7 +19,7 @@ from residency.runtime.environment import environment
 from residency.runtime.generation import Generation, decoded_texts, eos_of
 from residency.runtime.hooks import add_experts, attach, detach
 from residency.runtime.kept import Kept, check_continued
-from residency.runtime.lessons import Lessons
+from residency.runtime.lessons import Lessons, check_profile
 from residency.runtime.loaded import Loaded
 from residency.runtime.loading import Progress
 from residency.runtime.memory import MemoryPlan, plan_memory
@@ -98,6 +98,7 @@ class Engine:
         return self.runtime.policies
 
     def _plan(self, policies: Policies) -> MemoryPlan:
+        check_profile(policies.prefill)
         return plan_memory(
             self.architecture, policies, self.context, self.batch, self._dequantised_bytes
         )

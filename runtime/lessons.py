@@ -8,12 +8,14 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
+from residency.policies.errors import ConfigError
 from residency.policies.prefill import PrefillMode
 from residency.runtime.architecture import Architecture
-from residency.runtime.cost_profile import profile_path
+from residency.runtime.cost_profile import profile_path, read_profile
 from residency.runtime.environment import environment
 from residency.runtime.guesses import RouterGuess
 from residency.runtime.learning import Learning
+from residency.runtime.results import require_writable
 
 
 @dataclass(frozen=True)
@@ -62,3 +64,17 @@ class Lessons:
         layout = self.architecture.layout
         what = f"{layout.format.name} {layout.row_bytes} bytes"
         return profile_path(environment(self.device)["device_name"], what)
+
+
+def check_profile(mode: PrefillMode) -> None:
+    """Raises ConfigError or OutputError for a file that the user names, if it holds no costs or
+    none could be written there.
+    """
+    if not mode.profile:
+        return
+    path = Path(mode.profile).expanduser()
+    if path.exists() and read_profile(path) is None:
+        raise ConfigError(
+            f"prefill.profile={path}: holds no measured costs; name another file, or none"
+        )
+    require_writable(path, "prefill.profile")

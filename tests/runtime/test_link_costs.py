@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from conftest import tiny_engine
 
+from residency.policies.errors import ConfigError, OutputError
 from residency.policies.prefill import Costs
 from residency.runtime.cost_profile import profile_path, read_profile, write_profile
 from residency.runtime.lanes import Mark
@@ -109,3 +111,17 @@ def test_a_file_for_each_device_and_kind_of_expert(monkeypatch, tmp_path):
     assert one == tmp_path / "residency" / "costs" / "nvidia-h200-bf16-9437184.json"
     assert one != other
     assert json.dumps(str(other))
+
+
+def test_a_file_that_the_user_names_must_be_one_of_costs(checkpoint, tmp_path):
+    damaged = tmp_path / "costs.json"
+    damaged.write_text("{}")
+    with pytest.raises(ConfigError, match=r"prefill\.profile=.*holds no measured costs"):
+        tiny_engine(checkpoint, "prefill=auto", f"prefill.profile={damaged}")
+    with pytest.raises(OutputError, match=r"prefill\.profile"):
+        tiny_engine(checkpoint, "prefill=auto", f"prefill.profile={tmp_path}/absent/costs.json")
+    file = tmp_path / "new.json"
+    with tiny_engine(checkpoint, "prefill=auto", f"prefill.profile={file}") as engine:
+        for _ in range(2):
+            engine.generate([3, 4, 5], max_new_tokens=1)
+    assert read_profile(file) is not None
