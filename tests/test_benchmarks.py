@@ -72,7 +72,15 @@ def test_the_runs_can_be_parsed():
         compile(file.read_text(), str(file), "exec")
 
 
-@pytest.mark.parametrize("name", ["experts", "dense", "pieces", "qwen4_layers"])
+# Two of them take tens of seconds in the interpreter, and launch what the kernels' own tests do.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "experts",
+        "qwen4_layers",
+        *(pytest.param(n, marks=pytest.mark.gpu) for n in ("dense", "pieces")),
+    ],
+)
 def test_a_kernels_benchmark_runs_dry(name, tmp_path):
     file = BENCHMARKS / "kernels" / f"{name}.py"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

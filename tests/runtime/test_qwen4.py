@@ -112,9 +112,11 @@ CASES = [
     (2, [4, 1], {"ple_layer_ids": [1], "output_gate_type": "silu", **SHORT}),
     (1, [1, 1, 11], {"norm_topk_prob": False, "hc_count": 2, "ple_layer_ids": None, **SHORT}),
 ]
+# Each takes tens of seconds in the interpreter; on a GPU all of them run.
+CASES_PARAM = [CASES[0], *(pytest.param(case, marks=pytest.mark.gpu) for case in CASES[1:])]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}x{case[1]}")
+@pytest.mark.parametrize("case", CASES_PARAM, ids=lambda case: f"{case[0]}x{case[1]}")
 def test_chunks_and_steps(case: tuple[int, list[int], dict[str, Any]]) -> None:
     batch, lengths, changes = case
     model = _model(**changes)
@@ -129,6 +131,7 @@ def test_chunks_and_steps(case: tuple[int, list[int], dict[str, Any]]) -> None:
     _assert_close(state, theirs.cache.layers[0].recurrent_states[0], "recurrent state")
 
 
+@pytest.mark.gpu
 def test_below_the_budget_nothing_is_indexed() -> None:
     model = _model(ple_layer_ids=None, **SHORT)
     ours, theirs = _ours(model, 12), _theirs(model)
