@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from residency.commands import trace
+from residency.commands import policies, trace
 from residency.commands.replay import replay
 from residency.commands.terminal import (
     USAGE_ERROR,
@@ -36,6 +36,7 @@ app = typer.Typer(
     "real Mixture-of-Experts model whose experts live in host memory, and see what that cost.",
 )
 app.add_typer(trace.app, name="trace")
+app.add_typer(policies.app, name="policies")
 app.command()(replay)
 
 
@@ -192,29 +193,6 @@ def validate(
             raise typer.Exit(USAGE_ERROR)
 
 
-@app.command()
-def policies(
-    name: Annotated[
-        str | None, typer.Argument(help="Show this one, e.g. lrfu or cache/lrfu.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """List the policies of every group, or show one with its parameters and what it refuses."""
-    with user_errors():
-        from residency.conf.catalog import policies_named
-
-        options = policies_named(name)
-        if as_json:
-            print(json.dumps([_as_dict(option) for option in options], default=str))
-        elif name is None:
-            from residency.conf.listing import options_table
-
-            out.print(options_table(options))
-        else:
-            for option in options:
-                _show_option(option)
-
-
 def _refuse_conflicts(conflicts: Sequence[Conflict]) -> None:
     from residency.policies.errors import ConfigError
 
@@ -249,17 +227,6 @@ def _show_matrix(overrides: list[str], as_json: bool) -> None:
         print(json.dumps([_as_dict(cell) for cell in cells]))
         return
     out.print(matrix_table(cells))
-
-
-def _show_option(option: Any) -> None:
-    from residency.conf.listing import parameter_tables
-
-    out.print(f"[bold]{option.group}={option.name}[/bold]\n")
-    out.print(option.text, markup=False)
-    for table in parameter_tables(option):
-        out.print(table)
-    for reason in option.refuses:
-        out.print(f"refused {reason}", markup=False)
 
 
 def _as_dict(thing: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from residency.policies.errors import PolicyError, ResidencyError
 from residency.policies.step import IdSpace
 
 HOST = (
-    'no step reads a tensor\'s value on the host: no .item(), .nonzero(), boolean index or "if '
+    "no step reads a tensor's value on the host: no .item(), .nonzero(), boolean index or \"if "
     'tensor", nor a number assigned by index (a CUDA graph captures the step)'
 )
 STAYS = "state is updated in place: its tensors are those that allocate made"
@@ -27,7 +27,7 @@ KEYS = "keys are int64, one for each id and one for the sink"
 RULES = {
     "allocate": "it makes state for any number of ids, on the device that it is given",
     "refresh": "it brings keys up to date, in place and in fixed shapes",
-    "admits": "it answers None, or bool for each of the ids; which of both, config and phase decide",
+    "admits": "it answers None, or a bool for each id; config and phase decide which of both",
     "moved": "it takes any ids, the sink too, as many as have entered and as have left",
     "touch": "it takes any ids, the sink too, and updates keys and state in place",
     "rebase": "it shifts remembered times in place",
