@@ -51,6 +51,10 @@ def run(
     routes: Annotated[
         Path | None, typer.Option("--routes", help="Record where each token is routed.")
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option("--save-state", help="Keep slots and history there, for cache.warm_start."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Prefill and decode a prompt, streaming the text; ends with a table of what it cost.
@@ -64,6 +68,7 @@ def run(
         from residency.conf.progress import loading_bar
         from residency.runtime.prompts import check_number
         from residency.runtime.results import ResultFolder, require_writable
+        from residency.runtime.state_file import require_state
         from residency.runtime.tables import print_report
 
         config = compose_run(overrides or [], prompts or [], prompt_files or [])
@@ -75,10 +80,14 @@ def run(
         if routes:
             require_writable(routes, "--routes")
             check_number(config.workload.batch, config.workload.batch, recording=True)
+        if state:
+            require_state(config.policies.cache, state)
         with loading_bar(err) as progress, build_engine(config, progress) as engine:
             recorder = engine.record_routes() if routes else None
             texts = config.workload.config.prompts or [config.workload.config.prompt]
             report = config.workload.run(engine, None if as_json else _printer(texts[0]))
+            if state:
+                engine.save_state(state)
         if recorder and routes:
             recorder.save(routes)
         if folder:

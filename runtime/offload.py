@@ -106,6 +106,7 @@ class OffloadRuntime:
         self.tokens_seen = 0
         self.position = 0  # tokens of the sequence in flight that were seen before this step
         self.tokens_behind = 0  # tokens of the prompt in flight that come after this chunk
+        self.begun_with: list[str] = []  # lines for a report, where it did not begin empty
         self._phase: Phase | None = None
         transfers = Transfers(banks, self.rows, self.lanes, self.counters)
         ring = StagingRing(plan.num_slots, plan.ring, plan.group_size, self.lanes)
@@ -248,7 +249,7 @@ class OffloadRuntime:
 
     def notes(self) -> list[str]:
         """Lines for a report, on what has run."""
-        notes = self.quotas.notes()
+        notes = [*self.begun_with, *self.quotas.notes()]
         beside = self.policies.decode.computes_on_host(self.banks.space.num_layers)
         if self.rows.device.type == "cuda" and beside and not self.capturable:
             notes.append("decode runs outside a graph: no native function computes these experts")

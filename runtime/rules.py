@@ -31,6 +31,7 @@ RULES = {
     "moved": "it takes any ids, the sink too, as many as have entered and as have left",
     "touch": "it takes any ids, the sink too, and updates keys and state in place",
     "rebase": "it shifts remembered times in place",
+    "restore": "it takes over a saved state, in place",
     "promoted": "it answers a number of the chunk's own tokens",
     "ahead": "it answers an Ahead, whose plan has four masks: bool [E] on the CPU",
     "plan": "it answers a Plan of four masks: bool [E] on the CPU",

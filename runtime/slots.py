@@ -37,12 +37,12 @@ class SlotPool:
         with self.rules.calling("allocate"):
             policy.allocate(space, device)
         self.rules.begin(space)
-        self._nobody = torch.full((1,), space.sink, dtype=torch.int64, device=device)
+        self.nobody = torch.full((1,), space.sink, dtype=torch.int64, device=device)
         now = torch.zeros((), dtype=torch.int64, device=device)
         self.share_size = num_slots // policy.num_shares(space)  # slots that a layer may take
         self.has_shares = policy.num_shares(space) > 1  # a layer has its own
         self._may_decline = {
-            phase: self._answer(self._nobody, Step(now, 0, phase)) is not None for phase in Phase
+            phase: self._answer(self.nobody, Step(now, 0, phase)) is not None for phase in Phase
         }
         self._fresh = {name: tensor.clone() for name, tensor in policy.state().items()}
 
@@ -57,9 +57,17 @@ class SlotPool:
 
     def empty(self) -> None:
         """Nothing is resident any more; the policy remembers what it knew."""
-        self.moved(self._nobody, self.id_of.long())
+        self.moved(self.nobody, self.id_of.long())
         self.slot_of.fill_(-1)
         self.id_of.fill_(self.space.sink)
+
+    def place(self, id_of: torch.Tensor) -> None:
+        """Say that these experts lie in the slots, int32 [num_slots]; the policy is not told."""
+        self.id_of.copy_(id_of)
+        self.slot_of.fill_(-1)
+        slots = torch.arange(self.num_slots, dtype=torch.int32, device=self.device)
+        self.slot_of.index_copy_(0, id_of.long(), slots)
+        self.slot_of[self.space.sink :].fill_(-1)
 
     def clear(self) -> None:
         """Empty all slots and start the policy anew, in place: captured graphs stay valid."""

@@ -18,6 +18,7 @@ SURFACE = {
         *("overrides", "--prompt", "-p", "--prompt-file", "-f", "--cfg", "--out", "--force"),
         "--json",
         "--routes",
+        "--save-state",
     },
     "bench": {"overrides", "--cfg", "--out", "--force", "--json"},
     "inspect": {"model", "--json"},

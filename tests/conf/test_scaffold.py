@@ -1,0 +1,173 @@
+"""`residency policies new`: what it writes is an option like any other, and keeps its contract."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from command import assert_refused, residency
+from made_traces import made_trace
+
+from residency.conf.options import option_names
+from residency.conf.plugins import config_packages
+from residency.conf.scaffold import KINDS, package_files
+from residency.runtime.traces.writing import save
+
+SHORT = ("device=cpu", "workload.max_new_tokens=4", "--json")
+NAMES = {"cache": "tally", "prefill": "eager_reader", "decode": "halves"}
+
+
+def unpack(folder, group):
+    """What pip leaves of the package: itself, and the metadata that its pyproject declares."""
+    name = NAMES[group]
+    metadata = {
+        "METADATA": f"Metadata-Version: 2.1\nName: residency-{name}\nVersion: 0.1.0\n",
+        "entry_points.txt": f"[residency.conf]\n{name} = residency_{name}.conf\n",
+    }
+    for file, text in metadata.items():
+        path = folder / f"residency_{name}-0.1.0.dist-info" / file
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A package of each kind, by the command."""
+    folder = tmp_path_factory.mktemp("packages")
+    for group, name in NAMES.items():
+        result = residency("policies", "new", name, "--kind", group, "--folder", folder / name)
+        assert result.exit_code == 0, result.output
+        assert f"pip install -e {folder / name}" in result.stdout
+        assert {str(file) for file in (folder / name).rglob("*") if file.is_file()} == set(
+            result.stdout.splitlines()[:-1]
+        )
+        unpack(folder / name, group)
+    return folder
+
+
+@pytest.fixture
+def installed(written, monkeypatch):
+    for name in NAMES.values():
+        monkeypatch.syspath_prepend(str(written / name))
+    config_packages.cache_clear()
+    yield written
+    config_packages.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("residency_")]:
+        del sys.modules[name]
+
+
+def test_the_package_declares_what_pip_would_install(written):
+    for group, name in NAMES.items():
+        project = tomllib.loads((written / name / "pyproject.toml").read_text())
+        points = project["project"]["entry-points"]["residency.conf"]
+        assert points == {name: f"residency_{name}.conf"}
+        setuptools = project["tool"]["setuptools"]
+        for package in setuptools["packages"]:
+            assert (written / name / package.replace(".", "/") / "__init__.py").exists()
+        (package, (pattern,)) = next(iter(setuptools["package-data"].items()))
+        found = list((written / name / package.replace(".", "/")).glob(pattern))
+        assert [file.name for file in found] == [f"{name}.yaml"]
+        assert found[0].parent.name == group
+
+
+def test_each_is_listed_shown_and_judged(installed):
+    cells = json.loads(residency("validate", "--matrix", "--json").stdout)
+    for group, name in NAMES.items():
+        assert name in option_names(group)
+        (shown,) = json.loads(residency("policies", name, "--json").stdout)
+        assert shown["group"] == group and shown["parameters"]
+        assert all(one["meaning"] for one in shown["parameters"]), "a key without its meaning"
+        assert residency("validate", f"{group}={name}").exit_code == 0
+        assert any(cell["choices"][group] == name and not cell["conflicts"] for cell in cells)
+
+
+@pytest.mark.parametrize("group", NAMES)
+def test_each_runs(installed, group):
+    result = residency("run", "ROMEO:", f"{group}={NAMES[group]}", "cache.slots=8%", *SHORT)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["new_tokens"] == 4
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("cache=tally cache.cap=0", "cache.cap=0"),
+        ("prefill=eager_reader prefill.max_tokens=-1", "prefill.max_tokens=-1"),
+        ("decode=halves decode.share=2", "decode.share=2.0"),
+    ],
+)
+def test_their_own_faults_are_told(installed, override, key):
+    result = residency("validate", *override.split())
+    assert result.exit_code == 2 and key in result.stdout
+
+
+def test_the_cache_is_swept(installed, tmp_path):
+    file = tmp_path / "routes.safetensors"
+    save(made_trace(0), file, "--routes")
+    result = residency("replay", f"trace={file}", "cache=tally,lru", "slots=25%,50%", "--json")
+    assert result.exit_code == 0, result.output
+    names = [curve["name"] for curve in json.loads(result.stdout)["policies"]]
+    assert names == ["tally", "lru"]
+
+
+def test_their_own_tests_pass(written):
+    """As their author runs them, without this project's settings."""
+    folders = [str(written / name) for name in NAMES.values()]
+    paths = [*folders, *filter(None, [os.environ.get("PYTHONPATH")])]
+    tests = [f"{folder}/tests" for folder in folders]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        capture_output=True,
+        text=True,
+        cwd=written,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    )
+    assert done.returncode == 0, done.stdout
+    assert "20 passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("lrfu", "--kind", "cache"), ("lrfu", "cache=lrfu already")),
+        (("gpu", "--kind", "cache"), ("gpu", "decode=gpu already")),
+        (("2fast", "--kind", "cache"), ("2fast", "Python name")),
+        (("a-b", "--kind", "cache"), ("a-b", "Python name")),
+        (("../a", "--kind", "cache"), ("../a", "Python name")),
+        (("class", "--kind", "cache"), ("class", "Python name")),
+        (("new", "--kind", "cache"), ("new", "means something else")),
+        (("conf", "--kind", "cache"), ("conf", "means something else")),
+        (("fine", "--kind", "model"), ("--kind model", "cache, prefill, decode")),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_written(tmp_path, monkeypatch, args, words):
+    monkeypatch.chdir(tmp_path)
+    assert_refused(residency("policies", "new", *args), *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_exists_stays_as_it_is(tmp_path):
+    (tmp_path / "mine").mkdir()
+    args = ("policies", "new", "mine", "--kind", "cache", "--folder", tmp_path / "mine")
+    assert_refused(residency(*args), "mine", "is there already")
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_a_package_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("residency.conf.scaffold.os.rename", full)
+    args = ("policies", "new", "mine", "--kind", "cache", "--folder", tmp_path / "mine")
+    assert_refused(residency(*args), "mine", "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("group", KINDS)
+def test_no_placeholder_is_left(group):
+    for path, text in package_files("some_name", group).items():
+        assert "$" not in path + text
+        if path.endswith(".py"):
+            compile(text, path, "exec")
