@@ -37,8 +37,8 @@ def compose_bench(overrides: list[str]) -> Config:
     config = _compose("bench", "bench", overrides, [])
     if file := getattr(config.policies.cache.config, "warm_start", ""):
         raise ConfigError(
-            f"cache.warm_start={file}: `residency bench` empties the slots before what it times, or "
-            "fills them itself; leave it out, or take `residency run`"
+            f"cache.warm_start={file}: `residency bench` empties the slots before what it times, "
+            "or fills them itself; leave it out, or take `residency run`"
         )
     return config
 

@@ -294,10 +294,5 @@ class Engine:
             choices=self.runtime.choices(),
             memory=self.runtime.plan.as_dict(),
             environment=environment(self.device),
-            notes=[
-                *self.notes,
-                *self._warmed,
-                *self._lessons.notes(self.policies.prefill),
-                *self.runtime.notes(),
-            ],
+            notes=[*self.notes, *self._lessons.notes(self.policies.prefill), *self.runtime.notes()],
         )

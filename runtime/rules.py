@@ -38,7 +38,8 @@ RULES = {
     "quotas": "it answers Quotas: int [L, most + 1], of m missing experts from 0 to m, and steps",
 }
 # How torch says that an operation needs a value: of a tensor without any, or in a capture.
-NEEDS_VALUE = re.compile(r"meta tensor|on meta|captur", re.IGNORECASE)
+NEEDS_VALUE = re.compile(r"\bmeta\b|register_meta|captur", re.IGNORECASE)
+ELSEWHERE = "same device"
 MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 
@@ -59,8 +60,7 @@ class Call:
             return
         if isinstance(error, Exception):
             what = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-            rule = HOST if NEEDS_VALUE.search(str(error)) else None
-            self.refuse(f"broke off with {what}", rule, error)
+            self.refuse(f"broke off with {what}", _rule_of(str(error)), error)
 
     def require(self, holds: bool, what: str, rule: str | None = None) -> None:
         if not holds:
@@ -128,6 +128,13 @@ class CacheRules:
         fits = isinstance(promoted, int) and 0 <= promoted <= num_tokens
         what = f"answers {promoted} of a chunk of {num_tokens} tokens"
         self.calling("promoted").require(fits, what)
+
+
+def _rule_of(text: str) -> str | None:
+    """The rule that an error's text tells of; None for that of the method."""
+    if ELSEWHERE in text:
+        return RULES["allocate"]
+    return HOST if NEEDS_VALUE.search(text) else None
 
 
 def _kind(value: object) -> str:

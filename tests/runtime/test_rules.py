@@ -62,6 +62,10 @@ def wrong_rows(self, ids, step):
     self.keys[ids] = self.keys[: len(ids) + 1]
 
 
+def elsewhere(self, ids, step):
+    self.keys += torch.ones(len(self.keys), dtype=torch.int64)
+
+
 def reads(self, ids, step):
     if (self.keys[ids] > 0).any():
         self.keys[ids] = step.token
@@ -82,7 +86,7 @@ BREACHES = {
     "keys outside of the state": (dict(allocate=forgotten), "keys that state() does not name"),
     "other keys": (dict(touch=replaces), "touch puts other keys", "updated in place"),
     "other state": (dict(touch=adds_state), "touch puts another last", "updated in place"),
-    "the wrong number of rows": (dict(touch=wrong_rows), "touch broke off with RuntimeError"),
+    "state elsewhere": (dict(touch=elsewhere), "touch broke off", "on the device that it is given"),
     "reads a value": (dict(touch=reads), "touch broke off", "on the host: no .item()"),
     "finds by value": (dict(touch=finds), "touch broke off", "on the host: no .item()"),
     "reads the clock": (dict(refresh=items), "refresh broke off", "on the host: no .item()"),
@@ -120,7 +124,11 @@ def late(method):
 
 @pytest.mark.parametrize(
     ("method", "words"),
-    [(raises, "broke off with IndexError: row 99"), (replaces, "puts other keys")],
+    [
+        (raises, "broke off with IndexError: row 99"),
+        (replaces, "puts other keys"),
+        (wrong_rows, "broke off with RuntimeError: shape mismatch"),
+    ],
 )
 def test_a_breach_in_the_middle_of_a_run_stops_it(checkpoint, method, words):
     with tiny_engine(checkpoint, "cache=lru", "cache.slots=6") as engine:

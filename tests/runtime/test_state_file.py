@@ -125,7 +125,7 @@ def test_what_was_saved_under_something_else_is_refused(checkpoint, saved, tmp_p
     scope = fault(checkpoint, saved, "cache.scope=per_layer")
     assert "with cache.scope=global, and this is per_layer" in scope
     other = write_checkpoint(tmp_path / "other", "qwen3_moe", num_experts=6)
-    words = "3 layers x 8 experts, top-2, and this one has 3 layers x 6 experts"
+    words = "3 layers x 8 experts, top-2, and this has 3 layers x 6 experts"
     assert words in fault(other, saved, "prefill.groups=2")
 
 
@@ -145,9 +145,9 @@ def test_files_that_hold_no_state_are_refused(checkpoint, saved, tmp_path):
 
 
 def test_nothing_is_saved_of_none_or_to_where_nothing_can_be(checkpoint, tmp_path):
-    with tiny_engine(checkpoint, "cache=none", "prefill=always_stream") as engine:
-        with pytest.raises(ConfigError, match="cache=none has no slots"):
-            engine.save_state(tmp_path / "state")
+    none = tiny_engine(checkpoint, "cache=none", "prefill=always_stream")
+    with none as engine, pytest.raises(ConfigError, match="cache=none has no slots"):
+        engine.save_state(tmp_path / "state")
     with tiny_engine(checkpoint) as engine, pytest.raises(OutputError, match="cannot be written"):
         engine.save_state(tmp_path / "not" / "there")
 
