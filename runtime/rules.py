@@ -86,7 +86,7 @@ class CacheRules:
     def calling(self, method: str) -> Call:
         return self._calls[method]
 
-    def begin(self, space: IdSpace) -> None:
+    def begin(self, space: IdSpace, device: torch.device) -> None:
         """From now on the state stays where it is."""
         call, policy = self.calling("allocate"), self._policy
         keys = getattr(policy, "keys", None)
@@ -99,6 +99,9 @@ class CacheRules:
             self._state = dict(policy.state())
         is_named = any(tensor is self._keys for tensor in self._state.values())
         call.require(is_named, "makes keys that state() does not name", STAYS)
+        for name, tensor in self._state.items():
+            where = tensor.device.type
+            call.require(where == device.type, f"makes {name} on {where}, not on {device.type}")
 
     def check_keys(self, method: str) -> None:
         """After each call: nothing but a comparison."""

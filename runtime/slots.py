@@ -36,7 +36,7 @@ class SlotPool:
         self._touched: set[Phase] = set()
         with self.rules.calling("allocate"):
             policy.allocate(space, device)
-        self.rules.begin(space)
+        self.rules.begin(space, device)
         self.nobody = torch.full((1,), space.sink, dtype=torch.int64, device=device)
         now = torch.zeros((), dtype=torch.int64, device=device)
         self.share_size = num_slots // policy.num_shares(space)  # slots that a layer may take

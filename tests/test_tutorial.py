@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from command import residency
+
+from residency.conf.plugins import config_packages
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/tutorial.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 FILES = re.findall(r"`(tally/[\w./]+)`:\n\n```", PAGE)
-CLI = "from residency.cli import main; main()"
 PIP = ("-q", "--no-index", "--disable-pip-version-check", "--target", "site")
 
 
@@ -24,8 +26,9 @@ class Reader:
     def __init__(self, folder):
         self.folder = folder
         (folder / "tests").symlink_to(ROOT / "tests")
-        paths = [str(folder / "tally"), str(folder / "site"), os.environ.get("PYTHONPATH", "")]
-        self.env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        self.paths = [str(folder / "tally"), str(folder / "site")]
+        paths = [*self.paths, *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         self.said = {}
 
     def python(self, *args):
@@ -39,10 +42,13 @@ class Reader:
         command, *args = shlex.split(line)
         if command == "residency":
             extra = ["--json"] if args[0] in ("replay", "run") else []
-            self.said[args[0]] = self.python("-c", CLI, *args, *extra)
+            result = residency(*args, *extra)
+            assert result.exit_code == 0, result.output
+            self.said[args[0]] = result.stdout
         elif command == "pip":  # into a folder of its own; the source, found first, stays editable
             args.remove("--editable")
             self.python("-m", "pip", *args[:-1], *PIP, f"./{args[-1]}")
+            config_packages.cache_clear()
         else:
             self.said[command] = self.python("-m", command, "-p", "no:cacheprovider", *args)
 
@@ -50,16 +56,29 @@ class Reader:
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory):
     reader, files = Reader(tmp_path_factory.mktemp("reader")), iter(FILES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(reader.folder)
+        for path in reader.paths:
+            patch.syspath_prepend(path)
+        read(reader, files)
+    config_packages.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("residency_tally")]:
+        del sys.modules[name]
+    assert next(files, None) is None
+    return reader
+
+
+def read(reader, files):
     for language, text in BLOCKS:
         if language == "sh":
             for line in text.splitlines():
                 reader.shell(line)
         elif language == "yaml" or text.startswith('"""'):
             (reader.folder / next(files)).write_text(text)
+            for name in [name for name in sys.modules if name.startswith("residency_tally")]:
+                del sys.modules[name]  # a new process would read it anew
         else:
-            reader.python("-c", text)
-    assert next(files, None) is None
-    return reader
+            exec(text, {})
 
 
 def test_the_contract_is_kept(reader):

@@ -59,11 +59,12 @@ def adds_state(self, ids, step):
 
 
 def wrong_rows(self, ids, step):
-    self.keys[ids] = self.keys[: len(ids) + 1]
+    self.keys[ids] = self.keys[: len(ids) + 1].clone()
 
 
-def elsewhere(self, ids, step):
-    self.keys += torch.ones(len(self.keys), dtype=torch.int64)
+def elsewhere(self, space, device):
+    Fine.allocate(self, space, device)
+    self.last = torch.zeros(space.num_ids + 1)
 
 
 def reads(self, ids, step):
@@ -86,7 +87,11 @@ BREACHES = {
     "keys outside of the state": (dict(allocate=forgotten), "keys that state() does not name"),
     "other keys": (dict(touch=replaces), "touch puts other keys", "updated in place"),
     "other state": (dict(touch=adds_state), "touch puts another last", "updated in place"),
-    "state elsewhere": (dict(touch=elsewhere), "touch broke off", "on the device that it is given"),
+    "state elsewhere": (
+        dict(allocate=elsewhere),
+        "allocate makes last on cpu",
+        "the device that it is given",
+    ),
     "reads a value": (dict(touch=reads), "touch broke off", "on the host: no .item()"),
     "finds by value": (dict(touch=finds), "touch broke off", "on the host: no .item()"),
     "reads the clock": (dict(refresh=items), "refresh broke off", "on the host: no .item()"),
