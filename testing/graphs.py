@@ -47,7 +47,7 @@ class Capture(TorchDispatchMode):  # type: ignore[misc]
     """Inside, operations run and are noted; NotCapturableError at one that needs the host."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, Any, Any, Any]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

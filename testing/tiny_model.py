@@ -49,12 +49,12 @@ def combination(
     )
 
 
-def tiny_engine() -> Engine:
-    """The model on the CPU in float32: 3 layers of 8 experts, top-2, all of them in slots."""
+def tiny_engine(policies: Policies | None = None) -> Engine:
+    """The model on the CPU in float32: 3 layers of 8 experts, top-2."""
     config = AutoConfig.for_model("qwen3_moe", **SIZES)
     architecture = Architecture.from_config(config, "float32", "a tiny model")
     weights = MadeUpWeights(architecture, seed=0)
-    return Engine(architecture, weights, combination(), torch.device("cpu"))
+    return Engine(architecture, weights, policies or combination(), torch.device("cpu"))
 
 
 def logits_of(engine: Engine, prompts: Sequence[Sequence[int]] = (PROMPT,)) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """docs/tutorial.md is run, block by block."""
 
+import importlib
 import json
 import os
 import re
@@ -48,6 +49,7 @@ class Reader:
         elif command == "pip":  # into a folder of its own; the source, found first, stays editable
             args.remove("--editable")
             self.python("-m", "pip", *args[:-1], *PIP, f"./{args[-1]}")
+            importlib.invalidate_caches()
             config_packages.cache_clear()
         else:
             self.said[command] = self.python("-m", command, "-p", "no:cacheprovider", *args)
