@@ -60,7 +60,7 @@ def reader(tmp_path_factory):
     reader, files = Reader(tmp_path_factory.mktemp("reader")), iter(FILES)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(reader.folder)
-        for path in reader.paths:
+        for path in reversed(reader.paths):
             patch.syspath_prepend(path)
         read(reader, files)
     config_packages.cache_clear()
