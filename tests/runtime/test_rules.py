@@ -1,5 +1,8 @@
 """A policy that breaks its contract at run time is stopped: one line, its name and the rule."""
 
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 from command import assert_one_line
@@ -12,6 +15,8 @@ from residency.policies.errors import PolicyError
 from residency.policies.prefill import Ahead, Plan, PrefillMode
 from residency.policies.step import IdSpace, Phase, Step
 from residency.runtime.policy_probe import probe
+from residency.runtime.rules import Call
+from residency.runtime.sequence import DecodeStep
 from residency.runtime.slots import SlotPool
 
 SPACE = IdSpace(num_layers=3, num_experts=8, top_k=2)  # of the tiny checkpoint
@@ -231,3 +236,24 @@ def test_a_target_that_breaks_the_rules_is_stopped(checkpoint, answer, words):
         with engine.reconfigured(policies), pytest.raises(PolicyError) as caught:
             engine.generate(PROMPT, max_new_tokens=4, ignore_eos=True)
         assert_one_line(str(caught.value), f"decode={NAME}: ", words, "; the rule: ")
+
+
+def test_a_breach_in_a_capture_is_told_and_not_what_it_did_to_the_capture(monkeypatch):
+    @contextmanager
+    def graph(*_, **__):
+        try:
+            yield
+        except Exception:
+            raise RuntimeError("operation failed due to a previous error during capture") from None
+
+    def forward(ids):
+        with Call(breaking(), "touch"):
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
+    runtime = SimpleNamespace(recorded=lambda *_: nullcontext())
+    with pytest.raises(PolicyError) as caught:
+        DecodeStep(runtime, forward)._capture(torch.zeros(1, 1, dtype=torch.int64))
+    words = "not permitted when stream is capturing", "on the host: no .item()"
+    assert_one_line(str(caught.value), f"cache={NAME}: touch broke off", *words)
