@@ -214,7 +214,8 @@ def _captured(policy: CachePolicy, token: torch.Tensor, ids_LK: torch.Tensor) ->
     if token.device.type == "cpu":
         with Capture() as capture:
             _steps(policy, token, ids_LK)
-        return capture.replay
+        emulated: Callable[[], None] = capture.replay
+        return emulated
     before = {name: tensor.clone() for name, tensor in policy.state().items()}
     _steps(policy, token, ids_LK)  # libraries make their plans outside of a capture
     for name, tensor in policy.state().items():
