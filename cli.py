@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from residency.commands import trace
+from residency.commands import policies, trace
 from residency.commands.replay import replay
 from residency.commands.terminal import (
     USAGE_ERROR,
@@ -36,6 +36,7 @@ app = typer.Typer(
     "real Mixture-of-Experts model whose experts live in host memory, and see what that cost.",
 )
 app.add_typer(trace.app, name="trace")
+app.add_typer(policies.app, name="policies")
 app.command()(replay)
 
 
@@ -50,6 +51,10 @@ def run(
     routes: Annotated[
         Path | None, typer.Option("--routes", help="Record where each token is routed.")
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option("--save-state", help="Keep slots and history there, for cache.warm_start."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Prefill and decode a prompt, streaming the text; ends with a table of what it cost.
@@ -63,6 +68,7 @@ def run(
         from residency.conf.progress import loading_bar
         from residency.runtime.prompts import check_number
         from residency.runtime.results import ResultFolder, require_writable
+        from residency.runtime.state_file import require_state
         from residency.runtime.tables import print_report
 
         config = compose_run(overrides or [], prompts or [], prompt_files or [])
@@ -74,10 +80,14 @@ def run(
         if routes:
             require_writable(routes, "--routes")
             check_number(config.workload.batch, config.workload.batch, recording=True)
+        if state:
+            require_state(config.policies.cache, state)
         with loading_bar(err) as progress, build_engine(config, progress) as engine:
             recorder = engine.record_routes() if routes else None
             texts = config.workload.config.prompts or [config.workload.config.prompt]
             report = config.workload.run(engine, None if as_json else _printer(texts[0]))
+            if state:
+                engine.save_state(state)
         if recorder and routes:
             recorder.save(routes)
         if folder:
@@ -192,29 +202,6 @@ def validate(
             raise typer.Exit(USAGE_ERROR)
 
 
-@app.command()
-def policies(
-    name: Annotated[
-        str | None, typer.Argument(help="Show this one, e.g. lrfu or cache/lrfu.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """List the policies of every group, or show one with its parameters and what it refuses."""
-    with user_errors():
-        from residency.conf.catalog import policies_named
-
-        options = policies_named(name)
-        if as_json:
-            print(json.dumps([_as_dict(option) for option in options], default=str))
-        elif name is None:
-            from residency.conf.listing import options_table
-
-            out.print(options_table(options))
-        else:
-            for option in options:
-                _show_option(option)
-
-
 def _refuse_conflicts(conflicts: Sequence[Conflict]) -> None:
     from residency.policies.errors import ConfigError
 
@@ -249,17 +236,6 @@ def _show_matrix(overrides: list[str], as_json: bool) -> None:
         print(json.dumps([_as_dict(cell) for cell in cells]))
         return
     out.print(matrix_table(cells))
-
-
-def _show_option(option: Any) -> None:
-    from residency.conf.listing import parameter_tables
-
-    out.print(f"[bold]{option.group}={option.name}[/bold]\n")
-    out.print(option.text, markup=False)
-    for table in parameter_tables(option):
-        out.print(table)
-    for reason in option.refuses:
-        out.print(f"refused {reason}", markup=False)
 
 
 def _as_dict(thing: Any) -> dict[str, Any]:

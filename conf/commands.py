@@ -33,8 +33,14 @@ def compose_run(overrides: list[str], prompts: list[str], files: list[str]) -> C
 
 
 def compose_bench(overrides: list[str]) -> Config:
-    """For `bench`."""
-    return _compose("bench", "bench", overrides, [])
+    """For `bench`. Raises ConfigError for what it would make void."""
+    config = _compose("bench", "bench", overrides, [])
+    if file := getattr(config.policies.cache.config, "warm_start", ""):
+        raise ConfigError(
+            f"cache.warm_start={file}: `residency bench` empties the slots before what it times, "
+            "or fills them itself; leave it out, or take `residency run`"
+        )
+    return config
 
 
 def compose_inspect(words: list[str]) -> Config:

@@ -30,6 +30,7 @@ from residency.runtime.devices import Device
 from residency.runtime.memory import row_faults
 from residency.runtime.models import Model
 from residency.runtime.offload import Policies
+from residency.runtime.state_file import state_faults
 from residency.runtime.workloads import Measurement, Workload
 
 
@@ -76,6 +77,7 @@ class Config:
             slots, shares = cache.num_slots(space), cache.num_shares(space)
             yield from row_faults(space, slots, prefill.groups, batch, shares)
             yield from cache.shape_faults(space)
+            yield from state_faults(cache, space)
         if not any(conflict.concerns(("model", "decode")) for conflict in found):
             yield from self.policies.decode.layer_faults(self.model.architecture.space.num_layers)
 

@@ -70,6 +70,8 @@ def _parsed(words: Sequence[str]) -> dict[str, list[str]]:
         if key == "cache.slots":
             shared = word.removeprefix("cache.")
             raise ConfigError(f"{word}: all policies share it; say {shared}")
+        if key == "cache.warm_start":
+            raise ConfigError(f"{word}: a replay begins with empty slots, as its bounds do")
         if key not in KEYS and not key.startswith("cache."):
             raise ConfigError(f"{key}: there is no such key; {suggestion(key, KEYS)}, or cache.KEY")
         if key in asked:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -31,6 +32,7 @@ from residency.runtime.report import BatchReport, PhaseTotals, Report, SequenceR
 from residency.runtime.routing import Routing
 from residency.runtime.sampling import Sampler, Sampling
 from residency.runtime.sequence import Rows, Sequence, capacity_for
+from residency.runtime.state_file import save_state, warm_start
 from residency.runtime.weights import Weights
 
 
@@ -107,10 +109,6 @@ class Engine:
         """Stand a runtime under these policies behind the model's experts."""
         self._sequence: Sequence | None = None
         self._batch: Batch | None = None
-        # On the CPU all is plain torch, the experts of the host too: equal bit for bit.
-        beside = self.device.type == "cuda" and policies.decode.computes_on_host(
-            self.architecture.space.num_layers
-        )
         self.runtime = OffloadRuntime(
             self.banks,
             policies,
@@ -120,10 +118,11 @@ class Engine:
             shape=self._loaded.shape,
             capturable=self._loaded.capturable,
             table_reads=self.architecture.table_reads,
-            host=self._loaded.host_experts if beside else None,
+            host=self._loaded.host_for(policies.decode),
             learning_of=self._lessons.of,
         )
         attach(self.model, self.architecture.expert_modules, self.runtime)
+        warm_start(self.runtime)
 
     def _uninstall(self) -> None:
         """Let go of the runtime and the memory of its slots."""
@@ -168,6 +167,10 @@ class Engine:
         space, clock = self.architecture.space, self.runtime.clock
         self.runtime.recorder = RouteRecorder(space, self.context, clock, self.device)
         return self.runtime.recorder
+
+    def save_state(self, file: Path) -> None:
+        """Write slots and the policy's history, for `cache.warm_start`. Raises OutputError."""
+        save_state(self.runtime, file)
 
     def __enter__(self) -> Self:
         return self

@@ -162,8 +162,8 @@ class FusedDecode:
             slots=range(0) if stays else pool.slots_for(step.layer),
         )
         if moves is not None:
-            pool.policy.moved(*moves.unbind())
-        self._touch(admitted.unique, step)
+            pool.moved(*moves.unbind())
+        pool.touch(admitted.unique, step, self._touch)
         copies = Copies(admitted.copy_expert, admitted.copy_slot, admitted.num_copies)
         row_of_E = pool.layer_slots(step.layer)
         return Placing(row_of_E, copies, admitted.host_expert, admitted.counts)
@@ -174,7 +174,7 @@ class FusedDecode:
         pool = self.pool
         admission = pool.admit(ids.flatten(), step, quota)
         totals += admission.counts
-        self._touch(admission.unique, step)
+        pool.touch(admission.unique, step, self._touch)
         copies = copy_list(admission, step.layer, pool.space)
         row_of_E = pool.layer_slots(step.layer).clone()
         experts = admission.unique - step.layer * pool.space.num_experts

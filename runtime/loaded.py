@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedModel
 
+from residency.policies.decode import DecodeTarget
 from residency.policies.errors import CapacityError
 from residency.runtime.architecture import Architecture
 from residency.runtime.capture import reason_against_capture
@@ -89,6 +90,13 @@ class Loaded:
         if made.reason is not None:
             self.notes.append(f"experts on the host are computed by torch: {made.reason}")
         return made
+
+    def host_for(self, target: DecodeTarget) -> HostExperts | None:
+        """What computes the experts that `target` leaves to the host; None for plain torch. On the
+        CPU all is plain torch, the experts of the host too: equal bit for bit.
+        """
+        beside = target.computes_on_host(self.architecture.space.num_layers)
+        return self.host_experts if beside and self.device.type == "cuda" else None
 
     def fuse_layers(self, seam: Seam) -> None:
         """Let fused forms stand for the layers around the experts, where they are declared; then

@@ -27,6 +27,7 @@ from residency.runtime.host_nodes import HostNodes
 from residency.runtime.lanes import Lanes
 from residency.runtime.learning import Chosen, Learning
 from residency.runtime.memory import MemoryPlan
+from residency.runtime.policy_probe import probe
 from residency.runtime.prefill import PrefillExecutor
 from residency.runtime.quotas import QuotaTable
 from residency.runtime.recorder import RouteRecorder
@@ -98,12 +99,14 @@ class OffloadRuntime:
         self.rows = torch.zeros(plan.num_rows, layout.row_bytes, dtype=torch.uint8, device=device)
         self.lanes = Lanes(device)
         self.counters = Counters(space.num_layers, layout.row_bytes, device)
+        probe(policies.cache, space)
         self.pool = SlotPool(space, plan.num_slots, policies.cache, device)
         # Index of the last token seen, over the engine's life; the first token has index 0.
         self.clock = torch.full((), -1, dtype=torch.int64, device=device)
         self.tokens_seen = 0
         self.position = 0  # tokens of the sequence in flight that were seen before this step
         self.tokens_behind = 0  # tokens of the prompt in flight that come after this chunk
+        self.begun_with: list[str] = []  # lines for a report, where it did not begin empty
         self._phase: Phase | None = None
         transfers = Transfers(banks, self.rows, self.lanes, self.counters)
         ring = StagingRing(plan.num_slots, plan.ring, plan.group_size, self.lanes)
@@ -174,7 +177,7 @@ class OffloadRuntime:
         with self.recorded(phase, num_tokens):
             try:
                 if phase is Phase.PREFILL:
-                    promoted = self.policies.cache.promoted(num_tokens, behind)
+                    promoted = self.pool.promoted(num_tokens, behind)
                     self._prefill.begin(num_tokens, self.tokens_seen - 1, promoted)
                 yield
                 if phase is Phase.PREFILL:
@@ -190,7 +193,7 @@ class OffloadRuntime:
             self._decode.prepare()
         horizon = self.policies.cache.horizon
         if horizon is not None and self.tokens_seen + num_tokens >= horizon:
-            self.policies.cache.rebase(horizon // 2)
+            self.pool.rebase(horizon // 2)
             self.clock -= horizon // 2
             self.tokens_seen -= horizon // 2
         self.tokens_seen += num_tokens
@@ -205,7 +208,7 @@ class OffloadRuntime:
         """The device's part of a step, which a graph may capture: the model is called inside."""
         self._phase = phase
         self.clock += num_tokens
-        self.policies.cache.refresh(Step(self.clock, 0, phase))
+        self.pool.refresh(Step(self.clock, 0, phase))
         try:
             yield
             if phase is Phase.DECODE:
@@ -246,7 +249,7 @@ class OffloadRuntime:
 
     def notes(self) -> list[str]:
         """Lines for a report, on what has run."""
-        notes = self.quotas.notes()
+        notes = [*self.begun_with, *self.quotas.notes()]
         beside = self.policies.decode.computes_on_host(self.banks.space.num_layers)
         if self.rows.device.type == "cuda" and beside and not self.capturable:
             notes.append("decode runs outside a graph: no native function computes these experts")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import NoReturn
 
 import numpy as np
@@ -9,13 +10,19 @@ import torch
 
 from residency.policies.errors import PolicyError
 from residency.policies.prefill import Ahead, LayerView, Plan, PrefillMode
+from residency.runtime.rules import Call
 
 BoolArray = np.ndarray
+MASKS = tuple(field.name for field in fields(Plan))
 
 
 def plan_ahead(mode: PrefillMode, view: LayerView) -> Ahead:
     """What `mode` does before the router speaks. Raises PolicyError if that cannot be run."""
-    ahead = mode.ahead(view)
+    call = Call(mode, "ahead")
+    with call:
+        ahead = mode.ahead(view)
+    call.require(isinstance(ahead, Ahead), f"answers a {type(ahead).__name__}")
+    _require_masks(call, view, ahead.plan)
     named = _checked(mode, view, ahead.plan)
     if ahead.plan.admit.any():
         _refuse(mode, view, "admits experts before the router has spoken")
@@ -27,7 +34,10 @@ def plan_ahead(mode: PrefillMode, view: LayerView) -> Ahead:
 def plan_rest(mode: PrefillMode, view: LayerView, ahead: Ahead) -> Plan:
     """What `mode` does when the router has spoken. Raises PolicyError if that cannot be run."""
     assert view.routed is not None and view.landed is not None, "the router has spoken"
-    plan = mode.plan(view)
+    call = Call(mode, "plan")
+    with call:
+        plan = mode.plan(view)
+    _require_masks(call, view, plan)
     named = _checked(mode, view, plan)
     landed = view.landed.numpy()
     read = ahead.plan.in_place.numpy() | landed
@@ -55,6 +65,20 @@ def _checked(mode: PrefillMode, view: LayerView, plan: Plan) -> BoolArray:
         _refuse(mode, view, f"reads expert {absent.argmax()} from a slot it is not in")
     named: BoolArray = times > 0
     return named
+
+
+def _require_masks(call: Call, view: LayerView, plan: Plan) -> None:
+    call.require(isinstance(plan, Plan), f"answers a {type(plan).__name__} for a plan")
+    shape = view.resident.shape
+    for name in MASKS:
+        mask = getattr(plan, name)
+        fits = (
+            isinstance(mask, torch.Tensor)
+            and mask.dtype is torch.bool
+            and mask.shape == shape
+            and mask.device.type == "cpu"
+        )
+        call.require(fits, f"answers another kind of mask for {name}")
 
 
 def _refuse(mode: PrefillMode, view: LayerView, what: str) -> NoReturn:

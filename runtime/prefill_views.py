@@ -76,7 +76,7 @@ class Views:
         step = Step(self._token, layer, Phase.PREFILL)
         if may_enter and self._maps.may_decline(step):
             first = layer * num_experts
-            admitted = self._maps.policy.welcomes(torch.arange(first, first + num_experts), step)
+            admitted = self._maps.welcomes(torch.arange(first, first + num_experts), step)
             assert admitted is not None, "a policy may decline in a phase, or not"
             welcome &= admitted
         return welcome

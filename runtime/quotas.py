@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from residency.policies.decode import DecodeTarget
+from residency.policies.decode import DecodeTarget, Quotas
 from residency.policies.step import IdSpace
 from residency.runtime.rates import WINDOW, Rates, StepTimes
+from residency.runtime.rules import Call
 
 ROW_MULTIPLE = 4  # rows of the table are 16 bytes apart or a multiple, as kernels like them
 
@@ -69,8 +70,23 @@ class QuotaTable:
             self._ask()
 
     def _ask(self) -> None:
-        quotas = self.target.quotas(self.rates.measured(), self._most)
+        call = Call(self.target, "quotas")
+        with call:
+            quotas = self.target.quotas(self.rates.measured(), self._most)
+        self._require_quotas(call, quotas)
         self._asked_after = quotas.steps
         self._host_LM[:, : self._most + 1] = quotas.table_LM
         self._host_LM[sorted(self.host_layers)] = 0
         self.table_LM.copy_(self._host_LM, non_blocking=True)
+
+    def _require_quotas(self, call: Call, quotas: Quotas) -> None:
+        call.require(isinstance(quotas, Quotas), f"answers a {type(quotas).__name__}")
+        table_LM, shape = quotas.table_LM, (self.space.num_layers, self._most + 1)
+        is_table = isinstance(table_LM, torch.Tensor) and table_LM.device.type == "cpu"
+        call.require(is_table and table_LM.shape == shape, f"answers no table of {list(shape)}")
+        call.require(not table_LM.is_floating_point(), f"answers a table of {table_LM.dtype}")
+        most_M = torch.arange(self._most + 1)
+        fits = bool(((table_LM >= 0) & (table_LM <= most_M)).all())
+        call.require(fits, "answers more experts to fetch than are missing, or fewer than none")
+        is_count = isinstance(quotas.steps, int) and quotas.steps >= 1
+        call.require(is_count, f"wants to be asked after {quotas.steps} steps")

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel, StaticCache
 
+from residency.policies.errors import PolicyError
 from residency.policies.step import Phase
 from residency.runtime.offload import OffloadRuntime
 
@@ -90,11 +91,17 @@ class DecodeStep:
     def _capture(self, ids_B1: torch.Tensor) -> torch.cuda.CUDAGraph:
         self._ids_B1 = ids_B1.clone()
         graph = torch.cuda.CUDAGraph()
-        with (
-            torch.cuda.graph(graph, pool=self._pool),
-            self.runtime.recorded(Phase.DECODE, 1),
-        ):
-            self._logits_BV = self._forward(self._ids_B1)
+        try:
+            with (
+                torch.cuda.graph(graph, pool=self._pool),
+                self.runtime.recorded(Phase.DECODE, 1),
+            ):
+                self._logits_BV = self._forward(self._ids_B1)
+        except RuntimeError as error:
+            # The end of a capture that was broken fails in its turn, and hides what broke it.
+            if isinstance(error.__context__, PolicyError):
+                raise error.__context__ from None
+            raise
         return graph
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
 
 from residency.policies.step import Phase
 from residency.runtime.counters import Source
@@ -32,22 +35,23 @@ class SlotState:
         ids = self._pool.id_of
         gone = (runtime.pool.id_of != ids) & (ids != self._pool.space.sink)
         slots: list[int] = gone.nonzero().flatten().tolist()
-        self._refill(runtime, slots)
+        fill(runtime, ids, slots)
         runtime.pool.take(self._pool)
         runtime.clock.copy_(self._clock)
         runtime.tokens_seen = self._tokens_seen
         return len(slots)
 
-    def _refill(self, runtime: OffloadRuntime, slots: list[int]) -> None:
-        """Copy into `slots` the experts that lay there."""
-        by_layer: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        ids = self._pool.id_of.tolist()
-        for slot in slots:
-            layer, expert = divmod(ids[slot], runtime.banks.space.num_experts)
-            by_layer[layer].append((expert, slot))
-        transfers = Transfers(runtime.banks, runtime.rows, runtime.lanes, runtime.counters)
-        for layer, pairs in by_layer.items():
-            experts, rows = zip(*sorted(pairs), strict=True)
-            after = runtime.lanes.mark()
-            transfers.fetch(layer, Phase.PREFILL, Source.FETCH, experts, rows, after)
-        runtime.lanes.synchronize()
+
+def fill(runtime: OffloadRuntime, id_of: torch.Tensor, slots: Sequence[int]) -> None:
+    """Copy into `slots` the experts that `id_of` (int32 [num_slots]) says lie there."""
+    by_layer: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    ids = id_of.tolist()
+    for slot in slots:
+        layer, expert = divmod(ids[slot], runtime.banks.space.num_experts)
+        by_layer[layer].append((expert, slot))
+    transfers = Transfers(runtime.banks, runtime.rows, runtime.lanes, runtime.counters)
+    for layer, pairs in by_layer.items():
+        experts, rows = zip(*sorted(pairs), strict=True)
+        after = runtime.lanes.mark()
+        transfers.fetch(layer, Phase.PREFILL, Source.FETCH, experts, rows, after)
+    runtime.lanes.synchronize()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 
@@ -11,6 +12,9 @@ from residency.policies.errors import PolicyError
 from residency.policies.step import IdSpace, Phase, Step
 from residency.runtime.admission import Admission, admit, distinct
 from residency.runtime.host_admission import admit_on_host, distinct_on_host
+from residency.runtime.rules import CacheRules
+
+Touch = Callable[[torch.Tensor, Step], None]
 
 
 class SlotPool:
@@ -28,13 +32,17 @@ class SlotPool:
         self.slot_of = torch.full((space.num_ids + 1,), -1, dtype=torch.int32, device=device)
         self.id_of = torch.full((num_slots,), space.sink, dtype=torch.int32, device=device)
         self._twin: SlotPool | None = None
-        policy.allocate(space, device)
-        self._nobody = torch.full((1,), space.sink, dtype=torch.int64, device=device)
+        self.rules = CacheRules(policy)
+        self._touched: set[Phase] = set()
+        with self.rules.calling("allocate"):
+            policy.allocate(space, device)
+        self.rules.begin(space, device)
+        self.nobody = torch.full((1,), space.sink, dtype=torch.int64, device=device)
         now = torch.zeros((), dtype=torch.int64, device=device)
         self.share_size = num_slots // policy.num_shares(space)  # slots that a layer may take
         self.has_shares = policy.num_shares(space) > 1  # a layer has its own
         self._may_decline = {
-            phase: policy.welcomes(self._nobody, Step(now, 0, phase)) is not None for phase in Phase
+            phase: self._answer(self.nobody, Step(now, 0, phase)) is not None for phase in Phase
         }
         self._fresh = {name: tensor.clone() for name, tensor in policy.state().items()}
 
@@ -49,10 +57,17 @@ class SlotPool:
 
     def empty(self) -> None:
         """Nothing is resident any more; the policy remembers what it knew."""
-        if self.policy.follows_moves:
-            self.policy.moved(self._nobody, self.id_of.long())
+        self.moved(self.nobody, self.id_of.long())
         self.slot_of.fill_(-1)
         self.id_of.fill_(self.space.sink)
+
+    def place(self, id_of: torch.Tensor) -> None:
+        """Say that these experts lie in the slots, int32 [num_slots]; the policy is not told."""
+        self.id_of.copy_(id_of)
+        self.slot_of.fill_(-1)
+        slots = torch.arange(self.num_slots, dtype=torch.int32, device=self.device)
+        self.slot_of.index_copy_(0, id_of.long(), slots)
+        self.slot_of[self.space.sink :].fill_(-1)
 
     def clear(self) -> None:
         """Empty all slots and start the policy anew, in place: captured graphs stay valid."""
@@ -98,11 +113,10 @@ class SlotPool:
         """Admit what `experts` (int [N] within the layer) lacks, as policy and quota allow."""
         unique = self.distinct(experts, step.layer)
         form = admit_on_host if self.device.type == "cpu" else admit
-        keys, admitted = self.policy.keys, self.policy.welcomes(unique, step)
+        keys, admitted = self.policy.keys, self.welcomes(unique, step)
         slots = self.slots_for(step.layer)
         admission = form(unique, self.slot_of, self.id_of, keys, admitted, quota, slots)
-        if self.policy.follows_moves:
-            self.policy.moved(admission.entered, admission.evicted)
+        self.moved(admission.entered, admission.evicted)
         return admission
 
     def slots_for(self, layer: int) -> range:
@@ -124,11 +138,61 @@ class SlotPool:
         """Whether the policy could leave a missing expert out of the slots in this phase."""
         return self._may_decline[step.phase]
 
-    def touch(self, unique: torch.Tensor, step: Step) -> None:
-        self.policy.touch(unique, step)
+    # What the policy is asked and told. Raises PolicyError where it breaks its contract.
+
+    def welcomes(self, ids: torch.Tensor, step: Step) -> torch.Tensor | None:
+        """See `CachePolicy.welcomes`."""
+        admitted = self._answer(ids, step)
+        if (admitted is not None) is not self.may_decline(step):
+            self.rules.calling("admits").refuse("answers None at one time and not at another")
+        return admitted
+
+    def _answer(self, ids: torch.Tensor, step: Step) -> torch.Tensor | None:
+        with self.rules.calling("admits"):
+            admitted = self.policy.welcomes(ids, step)
+        self.rules.check_admitted(admitted, ids)
+        return admitted
+
+    def moved(self, entered: torch.Tensor, evicted: torch.Tensor) -> None:
+        """Tell the policy who has entered and left, if it follows that."""
+        if self.policy.follows_moves:
+            with self.rules.calling("moved"):
+                self.policy.moved(entered, evicted)
+            self.rules.check_keys("moved")
+
+    def refresh(self, step: Step) -> None:
+        """See `CachePolicy.refresh`."""
+        with self.rules.calling("refresh"):
+            self.policy.refresh(step)
+        self.rules.check_keys("refresh")
+
+    def rebase(self, tokens: int) -> None:
+        """See `CachePolicy.rebase`."""
+        with self.rules.calling("rebase"):
+            self.policy.rebase(tokens)
+        self.rules.check_state("rebase")
+
+    def promoted(self, num_tokens: int, behind: int) -> int:
+        """See `CachePolicy.promoted`."""
+        with self.rules.calling("promoted"):
+            promoted = self.policy.promoted(num_tokens, behind)
+        self.rules.check_promoted(promoted, num_tokens)
+        return promoted
+
+    def touch(self, unique: torch.Tensor, step: Step, form: Touch | None = None) -> None:
+        """form: what does the same as the policy's touch; None for that itself."""
+        with self.rules.calling("touch"):
+            (form or self.policy.touch)(unique, step)
+        self.rules.check_keys("touch")
+        if step.phase not in self._touched:  # the first time
+            self._touched.add(step.phase)
+            self.rules.check_state("touch")
 
     def check(self) -> None:
-        """Recompute each map from the other and compare. Raises PolicyError on any difference."""
+        """Recompute each map from the other and compare. Raises PolicyError on any difference, and
+        for a policy whose state is not where it was.
+        """
+        self.rules.check_state("touch")
         ids, slots = self.id_of.long().cpu(), self.slot_of.long().cpu()
         taken = (ids != self.space.sink).nonzero().flatten()
         resident = (slots >= 0).nonzero().flatten()

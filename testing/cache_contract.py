@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, ClassVar
 
 import torch
+from safetensors.torch import load, save
 
 from residency.policies.cache import CachePolicy
 from residency.policies.step import IdSpace, Phase, Step
+from residency.runtime.slots import SlotPool
+from residency.testing.graphs import Capture
 
 SPACE = IdSpace(num_layers=3, num_experts=16, top_k=4)
 NUM_TOKENS = 40
@@ -118,6 +122,49 @@ class CachePolicyContract:
             policy.moved(ids, ids)
             policy.touch(ids, step)
 
+    def test_a_captured_step_replays_as_it_runs(self) -> None:
+        """In a CUDA graph where there is a GPU, in an emulated one elsewhere."""
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        eager, replayed = self.make(device), self.make(device)
+        for one in (eager, replayed):
+            self.run(one)
+        token = torch.tensor(NUM_TOKENS, device=device)
+        ids_LK = torch.zeros(SPACE.num_layers, SPACE.top_k, dtype=torch.int64, device=device)
+        generator = torch.Generator().manual_seed(3)
+        replay = None
+        for _ in range(4):
+            token += 1
+            scores_LE = torch.rand(SPACE.num_layers, SPACE.num_experts, generator=generator)
+            first_L1 = torch.arange(SPACE.num_layers)[:, None] * SPACE.num_experts
+            ids_LK.copy_(scores_LE.topk(SPACE.top_k).indices.sort().values + first_L1)
+            _steps(eager, token, ids_LK)
+            if replay is None:
+                replay = _captured(replayed, token, ids_LK)
+            else:
+                replay()
+            for name, tensor in _known(eager).items():
+                assert torch.equal(tensor, _known(replayed)[name]), f"{name} differs in a replay"
+
+    def test_no_expert_of_the_step_in_flight_is_evicted(self) -> None:
+        """A live run in a pool that a step fills."""
+        has_slots = "slots" in {field.name for field in fields(self.policy.Config)}
+        params: dict[str, Any] = {"slots": SPACE.num_ids // 4} if has_slots else {}
+        policy = self.make(**params)
+        pool = SlotPool(SPACE, policy.num_slots(SPACE), policy, torch.device("cpu"))
+        generator = torch.Generator().manual_seed(0)
+        for token in range(NUM_TOKENS):
+            for layer in range(SPACE.num_layers):
+                step = Step(torch.tensor(token), layer, Phase.DECODE)
+                if layer == 0:
+                    pool.refresh(step)
+                experts = torch.randperm(SPACE.num_experts, generator=generator)[: SPACE.top_k]
+                admission = pool.admit(experts, step)
+                welcome = pool.welcomes(admission.unique, step)
+                stays = admission.unique if welcome is None else admission.unique[welcome]
+                assert (pool.slot_of[stays] >= 0).all(), "an expert in use has no slot"
+                pool.touch(admission.unique, step)
+        pool.check()
+
     def test_keys_are_int64_for_every_id_and_the_sink(self) -> None:
         policy = self.make()
         self.run(policy)
@@ -134,8 +181,9 @@ class CachePolicyContract:
     def test_saved_state_continues_as_if_never_saved(self) -> None:
         through, restored = self.make(), self.make()
         self.run(through)
+        saved = load(save(through.state()))
         for name, tensor in restored.state().items():
-            tensor.copy_(through.state()[name])
+            tensor.copy_(saved[name])
         self.run(through, seed=1, first_token=NUM_TOKENS + 1)
         self.run(restored, seed=1, first_token=NUM_TOKENS + 1)
         for name, tensor in _known(through).items():
@@ -147,6 +195,40 @@ class CachePolicyContract:
         before = policy.keys[: SPACE.num_ids].argsort(stable=True)
         policy.rebase(900)
         assert torch.equal(policy.keys[: SPACE.num_ids].argsort(stable=True), before)
+
+
+def _steps(policy: CachePolicy, token: torch.Tensor, ids_LK: torch.Tensor) -> None:
+    """One token through all layers."""
+    for layer, ids in enumerate(ids_LK):
+        step = Step(token, layer, Phase.DECODE)
+        if layer == 0:
+            policy.refresh(step)
+        policy.admits(ids, step)
+        if policy.follows_moves:
+            policy.moved(ids, ids_LK[layer - 1])
+        policy.touch(ids, step)
+
+
+def _captured(policy: CachePolicy, token: torch.Tensor, ids_LK: torch.Tensor) -> Callable[[], None]:
+    """Has run the steps once; what runs them again, on what the two tensors hold then."""
+    if token.device.type == "cpu":
+        with Capture() as capture:
+            _steps(policy, token, ids_LK)
+        emulated: Callable[[], None] = capture.replay
+        return emulated
+    before = {name: tensor.clone() for name, tensor in policy.state().items()}
+    _steps(policy, token, ids_LK)  # libraries make their plans outside of a capture
+    for name, tensor in policy.state().items():
+        tensor.copy_(before[name])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        _steps(policy, token, ids_LK)
+
+    def replay() -> None:
+        graph.replay()
+
+    replay()  # capturing has run nothing
+    return replay
 
 
 def _moves(ids: torch.Tensor, residents: list[int]) -> tuple[torch.Tensor, torch.Tensor]:

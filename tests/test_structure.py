@@ -24,7 +24,7 @@ ALLOWED = {
     "conf": {"policies", "runtime", "conf"},
     "commands": {"policies", "runtime", "conf", "commands"},
     "cli": {"policies", "runtime", "conf", "commands"},
-    "testing": {"policies", "testing"},
+    "testing": {"policies", "runtime", "testing"},
     "demo": set(),
 }
 

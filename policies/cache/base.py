@@ -9,7 +9,7 @@ without a host synchronisation, so that one object serves a captured CUDA graph,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,6 +40,8 @@ class CachePolicy(Part, ABC):
         admit_decode: whether experts that decode misses may enter slots.
         prefill_tokens: how many of a prompt's last tokens are references, a number or "all"; the
             experts of earlier ones leave slots and history as they are.
+        warm_start: a file that `residency run --save-state` wrote, whose slots and history this run
+            begins with; "" begins with empty slots and none.
         """
 
         slots: int | str = "25%"
@@ -47,6 +49,7 @@ class CachePolicy(Part, ABC):
         admit_prefill: bool = True
         admit_decode: bool = True
         prefill_tokens: int | str = ALL
+        warm_start: str = ""
 
     group: ClassVar[str] = "cache"
     provides: ClassVar[frozenset[str]] = frozenset({Capability.RETAINS})
@@ -171,6 +174,13 @@ class CachePolicy(Part, ABC):
     def state(self) -> dict[str, torch.Tensor]:
         """The tensors that make up the policy's memory, by name, for saving and comparing."""
         return {name: value for name, value in vars(self).items() if _is_state(value, self.space)}
+
+    def restore(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Take over a `state()` of a policy of the same config, but for its number of slots and
+        what may enter them; in place. Tensors on the CPU, of the same names and shapes.
+        """
+        for name, tensor in self.state().items():
+            tensor.copy_(saved[name])
 
 
 def _is_number(text: str) -> bool:

@@ -7,7 +7,7 @@ missed, and stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -72,3 +72,6 @@ class Static(CachePolicy):
 
     def admits(self, ids: torch.Tensor, step: Step) -> torch.Tensor:
         return self.pinned[ids]
+
+    def restore(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Profile and slots say all there is to know."""

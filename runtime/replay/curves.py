@@ -13,6 +13,7 @@ import numpy as np
 from residency.policies.cache import CachePolicy
 from residency.policies.step import IdSpace
 from residency.runtime.counters import PHASES
+from residency.runtime.policy_probe import probe
 from residency.runtime.replay.belady import belady, static
 from residency.runtime.replay.compiled import has_form
 from residency.runtime.replay.jit import COMPILES, MEND
@@ -98,9 +99,12 @@ def draw_curves(
 ) -> Curves:
     """Replay `trace` under each candidate at each size. told: hears of each replay that ended.
 
-    Raises ConfigError for a pool that a decode step does not fit into.
+    Raises ConfigError for a pool that a decode step does not fit into, PolicyError for a policy
+    that breaks its contract.
     """
     start, visits, space = time.perf_counter(), Visits.of(trace), trace.space
+    for candidate in candidates:
+        probe(candidate.policy, space)
     _ = visits.next_visits  # once, before several workers ask for it
     jobs: Jobs = {}
     for candidate in candidates:

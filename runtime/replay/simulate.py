@@ -130,7 +130,7 @@ def _by_tensors(visits: Visits, policy: CachePolicy, num_slots: int) -> Array:
     for start, end in _between_rebases(visits, policy, clocks):
         for s in range(start, end):
             phase, token = int(visits.phase_S[s]), torch.tensor(int(clocks[s]))
-            policy.refresh(Step(token, 0, PHASES[phase]))
+            pool.refresh(Step(token, 0, PHASES[phase]))
             for layer in range(space.num_layers):
                 part = visits.part(s, layer)
                 step = Step(token, layer, PHASES[phase])
@@ -148,7 +148,7 @@ def _visit(pool: SlotPool, unique: torch.Tensor, ways: torch.Tensor, step: Step)
     hit = pool.slot_of[unique] >= 0
     hits = hit.sum()
     counts = torch.stack([torch.tensor(len(unique)), hits, len(unique) - hits, hits * 0])
-    welcome = pool.policy.welcomes(unique, step)
+    welcome = pool.welcomes(unique, step)
     entering = ~hit if welcome is None else ~hit & welcome
     landed, others = (unique[entering & (ways == way)] for way in (FIRST, ENTERS))
     if len(landed) + len(others):

@@ -8,7 +8,8 @@ from conftest import tiny_engine
 
 from residency.conf import build_engine, compose
 from residency.conf.options import GROUPS, option_names, option_node
-from residency.policies.errors import CapacityError, WorkloadError
+from residency.conf.replaying import ask
+from residency.policies.errors import CapacityError, ConfigError, WorkloadError
 from residency.policies.step import IdSpace, Phase, Step
 from residency.runtime.bench.measure import Meter
 from residency.runtime.bench.modes import Course
@@ -198,6 +199,25 @@ def prefill_tokens(bench):
         with tiny_engine(bench.checkpoint, *few, f"cache.prefill_tokens={last}") as engine:
             engine.generate(PROMPT, max_new_tokens=1)
             assert bool((engine.runtime.pool.slot_of >= 0).any()) is resident
+
+
+def warm_start(bench):
+    """the slots and the ranks that a run begins with"""
+    file = bench.checkpoint.parent / f"{bench.choice}.safetensors"
+    if bench.choice == "cache=belady":  # no live run has it, and a replay begins empty
+        with pytest.raises(ConfigError, match="begins with empty slots"):
+            ask(["trace=x", bench.choice, f"cache.warm_start={file}"])
+        return
+    few = (bench.choice, *bench.required, "cache.slots=5")
+    with tiny_engine(bench.checkpoint, *few) as engine:
+        assert not (engine.runtime.pool.slot_of >= 0).any()
+        engine.generate(PROMPT, max_new_tokens=8, ignore_eos=True)
+        held, keys = engine.runtime.pool.id_of.clone(), engine.policies.cache.keys.clone()
+        assert (held != SPACE.sink).any()
+        engine.save_state(file)
+    with tiny_engine(bench.checkpoint, *few, f"cache.warm_start='{file}'") as engine:
+        assert torch.equal(engine.runtime.pool.id_of, held)
+        assert torch.equal(engine.policies.cache.keys, keys)
 
 
 def prefill_weight(bench):
@@ -598,6 +618,7 @@ ROWS = {
     "cache.decay": decay,
     "cache.history": history,
     "cache.prefill_weight": prefill_weight,
+    "cache.warm_start": warm_start,
     "cache.half_life": half_life,
     "cache.profile": pinned_by,
     "prefill.chunk_tokens": chunk_tokens,

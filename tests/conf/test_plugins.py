@@ -8,9 +8,11 @@ import sys
 
 import pytest
 from command import assert_one_line, assert_refused, residency
+from made_traces import made_trace
 
 from residency.conf.options import option_names
 from residency.conf.plugins import config_packages
+from residency.runtime.traces.writing import save
 
 POLICY = '''"""mine: as lru, with a boost."""
 
@@ -148,3 +150,23 @@ def test_a_broken_policy_is_one_clear_line(installed, files, words, command):
     if command[0] == "policies" and "cache.bost" in words:
         pytest.skip("the key is judged when the policy is built")
     assert_refused(residency(*command), *words)
+
+
+@pytest.mark.parametrize(
+    ("touch", "words"),
+    [
+        ("if step.token > 3: self.keys[ids] = 1", ("on the host", "no .item()")),
+        ("raise ValueError('oops')", ("ValueError: oops", "updates keys and state in place")),
+        ("self.keys = self.keys + 1", ("puts other keys", "updated in place")),
+    ],
+)
+def test_a_policy_that_breaks_the_contract_is_stopped_in_one_line(
+    installed, tmp_path, touch, words
+):
+    own = f"\n    def touch(self, ids, step):\n        {touch}\n"
+    write(installed, {"my_policies/mine.py": POLICY + own})
+    result = residency("run", "x", "cache=mine", "device=cpu")
+    assert_refused(result, "cache=mine: touch", "the rule: ", *words)
+    save(made_trace(0), tmp_path / "routes.safetensors", "--routes")
+    result = residency("replay", f"trace={tmp_path}/routes.safetensors", "cache=mine", "slots=4")
+    assert_refused(result, "cache=mine: touch", "the rule: ", *words)

@@ -10,7 +10,6 @@ import architectures
 import pytest
 import torch
 from conftest import tiny_engine
-from graphs import Capture, NotCapturableError
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from transformers import AutoModelForCausalLM, StaticCache
@@ -18,6 +17,7 @@ from transformers import AutoModelForCausalLM, StaticCache
 from residency.runtime.capture import AS_WRITTEN, REASONS, reason_against_capture
 from residency.runtime.replacements import REPLACEMENTS, gpt_oss
 from residency.runtime.replacements.seam import Seam
+from residency.testing.graphs import Capture, NotCapturableError
 
 PROMPT = [5, 9, 77, 31, 2, 64, 8, 100, 3, 17, 90, 41]
 NUM_STEPS = 8

@@ -168,3 +168,18 @@ def test_a_users_policy_runs_inside_the_graph(make, resident):
         engine._install(plugged, engine.runtime.plan)
         assert torch.equal(logits(engine), resident)
         assert engine._sequence._graph is not None
+
+
+def test_a_warm_start_counts_what_the_run_before_would_have(make, tmp_path):
+    few, file = ("cache=lrfu", "cache.slots=7", "prefill=demand"), tmp_path / "state"
+
+    def decoded(engine):
+        report = engine.generate(PROMPT[5:20], max_new_tokens=8, ignore_eos=True)
+        return report.token_ids, report.counters
+
+    with make(*few) as engine:
+        engine.generate(PROMPT, max_new_tokens=8, ignore_eos=True)
+        engine.save_state(file)
+        expected = decoded(engine)
+    with make(*few, f"cache.warm_start='{file}'") as engine:
+        assert decoded(engine) == expected

@@ -6,6 +6,10 @@ was. So a step that reads a Python integer that should have moved on, or that as
 a value, is found without a GPU.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
@@ -28,7 +32,7 @@ class NotCapturableError(Exception):
     """An operation that would end a capture, or fix what must not be fixed."""
 
 
-def _reason(func, args):
+def _reason(func: Any, args: Any) -> str | None:
     packet = func.overloadpacket
     if func in (aten.repeat_interleave.self_int, aten.repeat_interleave.self_Tensor):
         return None  # a count that Python knows, or one that is split before it gets here
@@ -39,14 +43,14 @@ def _reason(func, args):
     return NEEDS_HOST.get(packet)
 
 
-class Capture(TorchDispatchMode):
+class Capture(TorchDispatchMode):  # type: ignore[misc]
     """Inside, operations run and are noted; NotCapturableError at one that needs the host."""
 
-    def __init__(self):
-        super().__init__()
-        self.calls = []
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if (reason := _reason(func, args)) is not None:
             raise NotCapturableError(f"{func}: {reason}")
@@ -54,7 +58,7 @@ class Capture(TorchDispatchMode):
         self.calls.append((func, args, kwargs, out))
         return out
 
-    def replay(self):
+    def replay(self) -> None:
         for func, args, kwargs, out in self.calls:
             again = tree_flatten(func(*args, **kwargs))[0]
             for old, new in zip(tree_flatten(out)[0], again, strict=True):
