@@ -24,6 +24,7 @@ from residency.commands.terminal import (
     out,
     user_errors,
 )
+from residency.commands.tune import tune
 
 if TYPE_CHECKING:
     from residency.policies.base import Conflict
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 app.add_typer(trace.app, name="trace")
 app.command()(replay)
+app.command()(tune)
 
 
 @app.command()

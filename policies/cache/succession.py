@@ -4,8 +4,12 @@ Three sources of evidence, in halvings (log2), so that a key is a log of their p
 
     log2 CRF          LRFU's sum of (1/2)^(age / half_life) over all references of an expert
     follow * log2 F   how often the expert came after those that its layer has just used
-    -age * log2(1+a)  a: tokens since its last reference; experts left alone for long come back less
-                      often than any one half-life says
+    -age * log2(1+a)  a: its age, the steps since its last reference that did without it; experts
+                      left alone for long come back less often than any one half-life says
+
+Ages count steps of the expert's own layer, so they rise when the layer has been passed: two experts
+that both were used when their layers last ran are of one age, though the step in flight has reached
+one of these layers and not yet the other.
 
 F sums, over the experts p that the layer used in its last decode step, the average of "was it used
 in the step after p", a moving average over p's uses of weight 1 / memory. It is learned as the run
@@ -43,7 +47,7 @@ MAX_WEIGHT = 16
 
 
 class Succession(CachePolicy):
-    """Key = log2 CRF + follow * log2 F - age * log2(1 + tokens since the last reference).
+    """Key = log2 CRF + follow * log2 F - age * log2(1 + steps of its layer that did without it).
 
     History is kept for evicted experts. A prompt's chunk counts as one reference of each of its
     experts; what follows what is learned in decode alone, from one step to the next.
@@ -58,9 +62,9 @@ class Succession(CachePolicy):
         """
 
         half_life: int = 12
-        follow: float = 1.2
-        memory: int = 64
-        age: float = 0.2
+        follow: float = 1.0
+        memory: int = 32
+        age: float = 0.4
 
     config: Config
 
@@ -70,18 +74,19 @@ class Succession(CachePolicy):
         if not 1 <= config.half_life <= MAX_HALF_LIFE:
             reason = f"it is a number of tokens from 1 to {MAX_HALF_LIFE}"
             yield Conflict((f"cache.half_life={config.half_life}",), reason, "cache.half_life=12")
-        for key, value, usual in (("follow", config.follow, 1.2), ("age", config.age, 0.2)):
+        for key, value, usual in (("follow", config.follow, 1.0), ("age", config.age, 0.4)):
             if not 0 <= value <= MAX_WEIGHT:
                 reason = f"the weight is a number from 0 to {MAX_WEIGHT}"
                 yield Conflict((f"cache.{key}={value}",), reason, f"cache.{key}={usual}")
         if config.memory not in _memories():
             reason = f"it is a power of two from {_memories()[0]} to {_memories()[-1]}"
-            yield Conflict((f"cache.memory={config.memory}",), reason, "cache.memory=64")
+            yield Conflict((f"cache.memory={config.memory}",), reason, "cache.memory=32")
 
     def allocate(self, space: IdSpace, device: torch.device) -> None:
         super().allocate(space, device)
         config, rows = self.config, space.num_ids + 1
         self.shift = config.memory.bit_length() - 1
+        self.gain = torch.tensor(ONE >> self.shift, dtype=torch.int32, device=device)
         self.weight_of_follow = round(config.follow * (1 << WEIGHT_BITS))
         weights = [1 << WEIGHT_BITS, self.weight_of_follow]
         self.weights = torch.tensor(weights, dtype=torch.int64, device=device)
@@ -91,7 +96,8 @@ class Succession(CachePolicy):
         self.evidence = torch.ones(rows, 2, dtype=torch.int64, device=device)
         self.last = torch.full_like(self.keys, -MAX_AGE)
         self.merits = torch.zeros_like(self.keys)  # the key without what age takes
-        self.costs = torch.zeros_like(self.keys)  # what age takes; 0 right after a reference alone
+        # What age takes once the layer has been passed; 0 for those it used, and for no other.
+        self.costs = torch.zeros_like(self.keys)
         self.faded = torch.zeros_like(self.keys)  # CRF before the references of this token
         # By chance alone k of E experts follow.
         chance = max(1, ONE * space.top_k // space.num_experts)
@@ -100,10 +106,10 @@ class Succession(CachePolicy):
         self.sources = torch.zeros(rows, dtype=torch.int32, device=device)
 
     def refresh(self, step: Step) -> None:
-        ages = (step.token - self.last).clamp_(0, MAX_AGE)
+        ages = (step.token - self.last).clamp_(1, MAX_AGE)
         self.costs.copy_(self.age_costs[ages])
         self.faded.copy_((self.evidence[:, 0] * self.decays[ages]) >> BITS)
-        torch.sub(self.merits, self.costs, out=self.keys)
+        torch.sub(self.merits, self.age_costs[ages - 1], out=self.keys)
 
     def touch(self, ids: torch.Tensor, step: Step) -> None:
         first = step.layer * self.space.num_experts
@@ -125,8 +131,8 @@ class Succession(CachePolicy):
         """
         followers_EE, sources_E = self.followers[own], self.sources[own]
         used_E = self.costs[own] == 0
-        gains_E = used_E * torch.tensor(ONE >> self.shift, dtype=torch.int32)
-        followers_EE.addcmul_(gains_E - (followers_EE >> self.shift), sources_E[:, None])
+        changes_EE = used_E * self.gain - (followers_EE >> self.shift)
+        followers_EE.addcmul_(changes_EE, sources_E[:, None])
         sources_E.copy_(used_E)
         torch.sum(followers_EE * sources_E[:, None], 0, out=self.evidence[own, 1])
 

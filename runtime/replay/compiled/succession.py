@@ -42,10 +42,10 @@ def run(
     for step in range(first, end):
         token = walk.clock_S[step]
         for own in range(len(pool.place)):
-            age = min(max(token - last[own], 0), MAX_AGE)
+            age = min(max(token - last[own], 1), MAX_AGE)
             costs[own] = age_costs[age]
             faded[own] = (evidence[own, 0] * decays[age]) >> BITS
-            keys[own] = merits[own] - costs[own]
+            keys[own] = merits[own] - age_costs[age - 1]
         begin(pool, keys)
         for layer in range(walk.layers[0], walk.layers[1]):
             enter(walk, pool, keys, step, layer)
