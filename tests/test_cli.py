@@ -24,6 +24,7 @@ SURFACE = {
     "validate": {"overrides", "--matrix", "--json"},
     "policies": {"name", "--json"},
     "replay": {"words", "--out", "--force", "--json"},
+    "tune": {"words", "--out", "--force", "--json"},
     "trace record": {
         *("file", "overrides", "--prompt", "-p", "--prompt-file", "-f", "--force", "--json"),
     },
@@ -69,6 +70,7 @@ def test_the_surface_is_frozen():
         (("validate",), ("Exit status 2", "--matrix", "decode=gpu", "device=cpu")),
         (("policies",), ("lrfu", "parameters", "refuses")),
         (("replay",), ("trace=FILE", "Belady", "curves.png", "slots", "cache.decay")),
+        (("tune",), ("trace=FILE", "cache.decay=0.05,0.1,0.2", "slots", "report")),
         (("trace",), ("record", "import", "info")),
         (("trace", "record"), ("FILE", "one after the other", "--force", "cache.slots=25%")),
         (("trace", "import"), ("SOURCE", "--prompt-tokens", "--domains", "SGLang")),
