@@ -1,4 +1,4 @@
-"""What `residency tune` is asked: a policy, values to try for its keys, and two parts of a trace."""
+"""What `residency tune` is asked: a policy, values to try for its keys, two parts of a trace."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ predictor, for prefetching: D. Joseph and D. Grunwald, "Prefetching using Markov
 1997; here it only ranks. The blend is ours; benchmarks/README.md tells what each part is worth.
 
 All is done in integers. log2 of x is read off the bits of x as an fp32 number, whose exponent and
-mantissa make a piecewise linear one (J. N. Mitchell, IRE Transactions on Electronic Computers EC-11,
-1962): conversions round alike everywhere, so a key has the same bits on every device.
+mantissa make a piecewise linear one (J. N. Mitchell, IRE Transactions on Electronic Computers
+EC-11, 1962): conversions round alike everywhere, so a key has the same bits on every device.
 """
 
 from __future__ import annotations
@@ -158,8 +158,7 @@ def _tables(half_life: int, age_weight: float) -> tuple[list[int], list[int]]:
         logs = [Decimal(1 + age).ln() / log_2 for age in range(MAX_AGE + 1)]
         unit = 1 << (LOG_BITS + WEIGHT_BITS)
         losses = [
-            _rounded((each + weight * log) * unit)
-            for each, log in zip(halvings, logs, strict=True)
+            _rounded((each + weight * log) * unit) for each, log in zip(halvings, logs, strict=True)
         ]
     return decays, losses
 
