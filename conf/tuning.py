@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from residency.conf.compose import compose
 from residency.conf.options import option_node
 from residency.conf.replaying import choices, parsed, sizes_of, trace_file
 from residency.policies.cache import CachePolicy
@@ -19,7 +20,6 @@ KEYS = ("trace", "cache", "slots", "fit", "report")
 SIZES = "25%,50%"
 HALVES = {"first-half": (0.0, 0.5), "second-half": (0.5, 1.0)}
 SHARES = re.compile(r"(\d+(?:\.\d+)?)%-(\d+(?:\.\d+)?)%")
-BESIDE = ("lru", "lrfu")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def ask(words: Sequence[str]) -> Tuning:
     trace = read(file)
     fit, report = (part_of(trace, *share) for share in shares)
     sizes = sizes_of(asked.setdefault("slots", SIZES.split(",")), trace.space, [own.policy])
-    others = [Candidate(name, choices(name, {})[0].policy) for name in BESIDE if name != cache]
+    beside = ("lru", compose().policies.cache.name)
+    others = [Candidate(name, choices(name, {})[0].policy) for name in beside if name != cache]
     return Tuning(file, cache, fit, report, start, values, sizes, others, asked)
 
 

@@ -2,7 +2,7 @@
 
 Three sources of evidence, in halvings (log2), so that a key is a log of their product:
 
-    log2 CRF          LRFU's sum of (1/2)^(age / half_life) over all references of an expert
+    log2 CRF          the sum of (1/2)^(age / half_life) over all references of an expert
     follow * log2 F   how often the expert came after those that its layer has just used
     -age * log2(1+a)  a: its age, the steps since its last reference that did without it; experts
                       left alone for long come back less often than any one half-life says
@@ -15,7 +15,7 @@ F sums, over the experts p that the layer used in its last decode step, the aver
 in the step after p", a moving average over p's uses of weight 1 / memory. It is learned as the run
 goes and forgets soon: it is a text's own habits that it follows, not the model's.
 
-LRFU: D. Lee et al., IEEE Transactions on Computers 50(12), 2001, as in `lrfu`. A first-order Markov
+CRF: D. Lee et al., IEEE Transactions on Computers 50(12), 2001. A first-order Markov
 predictor, for prefetching: D. Joseph and D. Grunwald, "Prefetching using Markov predictors", ISCA
 1997; here it only ranks. The blend is ours; benchmarks/README.md tells what each part is worth.
 
