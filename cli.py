@@ -24,6 +24,7 @@ from residency.commands.terminal import (
     out,
     user_errors,
 )
+from residency.commands.tune import tune
 
 if TYPE_CHECKING:
     from residency.policies.base import Conflict
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.add_typer(trace.app, name="trace")
 app.add_typer(policies.app, name="policies")
 app.command()(replay)
+app.command()(tune)
 
 
 @app.command()

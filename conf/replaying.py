@@ -38,14 +38,12 @@ class Question:
 
 def ask(words: Sequence[str]) -> Question:
     """Raises ConfigError for a key, a value or a trace that cannot be replayed."""
-    asked = _parsed(words)
-    (file,) = asked.get("trace") or [""]
-    if not file:
-        raise ConfigError("trace: a recorded trace is needed; give trace=FILE")
+    asked = parsed(words, KEYS)
+    file = trace_file(asked)
     caches = asked.setdefault("cache", [compose().policies.cache.name])
     slots = asked.setdefault("slots", SIZES.split(","))
     params = {key: values for key, values in asked.items() if key not in KEYS}
-    candidates = [found for cache in caches for found in _candidates(cache, params)]
+    candidates = [found for cache in caches for found in choices(cache, params)]
     for key in params:
         if not any(f"{key}=" in candidate.name for candidate in candidates):
             raise ConfigError(f"{key}: none of cache={','.join(caches)} has such a key")
@@ -54,33 +52,39 @@ def ask(words: Sequence[str]) -> Question:
     if len(set(names)) < len(names):
         raise ConfigError(f"cache={','.join(caches)}: a policy is named twice")
     trace = read(file)
-    policies = [candidate.policy for candidate in candidates]
-    most_shares = max(policies, key=lambda policy: policy.num_shares(trace.space))
-    sizes = sorted({_size(text, trace.space, most_shares) for text in slots})
+    sizes = sizes_of(slots, trace.space, [candidate.policy for candidate in candidates])
     yaml = "".join(f"{key}: {','.join(values)}\n" for key, values in asked.items())
     return Question(file, trace, candidates, sizes, yaml)
 
 
-def _parsed(words: Sequence[str]) -> dict[str, list[str]]:
+def parsed(words: Sequence[str], keys: Sequence[str]) -> dict[str, list[str]]:
+    """The values of each key. keys: those that are allowed beside cache.KEY."""
     asked: dict[str, list[str]] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not text:
-            raise ConfigError(f"{word}: not of the form key=value; keys are {', '.join(KEYS)}")
+            raise ConfigError(f"{word}: not of the form key=value; keys are {', '.join(keys)}")
         if key == "cache.slots":
             shared = word.removeprefix("cache.")
             raise ConfigError(f"{word}: all policies share it; say {shared}")
         if key == "cache.warm_start":
             raise ConfigError(f"{word}: a replay begins with empty slots, as its bounds do")
-        if key not in KEYS and not key.startswith("cache."):
-            raise ConfigError(f"{key}: there is no such key; {suggestion(key, KEYS)}, or cache.KEY")
+        if key not in keys and not key.startswith("cache."):
+            raise ConfigError(f"{key}: there is no such key; {suggestion(key, keys)}, or cache.KEY")
         if key in asked:
             raise ConfigError(f"{word}: {key} is given twice; write {key}=A,B")
         asked[key] = [text] if key == "trace" else COMMA.split(text)
     return asked
 
 
-def _candidates(cache: str, params: dict[str, list[str]]) -> list[Candidate]:
+def trace_file(asked: dict[str, list[str]]) -> str:
+    (file,) = asked.get("trace") or [""]
+    if not file:
+        raise ConfigError("trace: a recorded trace is needed; give trace=FILE")
+    return file
+
+
+def choices(cache: str, params: dict[str, list[str]]) -> list[Candidate]:
     """The policy under each choice of values for those keys that it has."""
     names = option_names("cache")
     if cache not in names:
@@ -98,6 +102,12 @@ def _candidates(cache: str, params: dict[str, list[str]]) -> list[Candidate]:
             raise ConfigError(f"cache={cache}: it has no slots, so there is nothing to replay")
         found.append(Candidate(" ".join([cache, *overrides]), policy))
     return found
+
+
+def sizes_of(slots: list[str], space: IdSpace, policies: list[CachePolicy]) -> list[int]:
+    """The numbers of slots that `slots` mean, ascending."""
+    most_shares = max(policies, key=lambda policy: policy.num_shares(space))
+    return sorted({_size(text, space, most_shares) for text in slots})
 
 
 def _size(text: str, space: IdSpace, policy: CachePolicy) -> int:

@@ -169,7 +169,22 @@ def history(bench):
 
 def half_life(bench):
     """the ranks of experts used before the last halving"""
-    assert not torch.equal(bench.keys("cache.half_life=0"), bench.keys("cache.half_life=2"))
+    assert not torch.equal(bench.keys("cache.half_life=1"), bench.keys("cache.half_life=2"))
+
+
+def follow(bench):
+    """the ranks of what followed"""
+    assert not torch.equal(bench.keys("cache.follow=0"), bench.keys("cache.follow=2"))
+
+
+def memory(bench):
+    """the ranks of what followed long ago"""
+    assert not torch.equal(bench.keys("cache.memory=2"), bench.keys("cache.memory=64"))
+
+
+def age(bench):
+    """the ranks of experts left alone"""
+    assert not torch.equal(bench.keys("cache.age=0"), bench.keys("cache.age=2"))
 
 
 def pinned_by(bench):
@@ -620,6 +635,9 @@ ROWS = {
     "cache.prefill_weight": prefill_weight,
     "cache.warm_start": warm_start,
     "cache.half_life": half_life,
+    "cache.follow": follow,
+    "cache.memory": memory,
+    "cache.age": age,
     "cache.profile": pinned_by,
     "prefill.chunk_tokens": chunk_tokens,
     "prefill.groups": groups,

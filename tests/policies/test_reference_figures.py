@@ -15,6 +15,7 @@ import torch
 
 from residency.policies.cache.lrfu import NEVER, TOKEN_BITS, Lrfu
 from residency.policies.cache.lru import Lru
+from residency.policies.cache.succession import Succession
 from residency.policies.step import IdSpace, Phase, Step
 from residency.runtime.replay.curves import Candidate, draw_curves
 from residency.runtime.replay.jit import COMPILES
@@ -23,6 +24,7 @@ from residency.runtime.replay.simulate import simulate
 from residency.runtime.replay.visits import Visits
 from residency.runtime.slots import SlotPool
 from residency.runtime.traces import read
+from residency.runtime.traces.parts import part_of
 from residency.runtime.traces.trace import trace_of
 
 TRACE = Path(__file__).parents[1] / "data" / "gpt-oss-20b_decode.npz"
@@ -108,6 +110,23 @@ def curves():
 def test_replay_of_the_whole_trace_has_the_reference_figures(curves, name):
     rates = [1 - point.miss_ratio for point in curves[name].points]
     assert rates == pytest.approx(FIGURES[name], abs=5e-5 if "bypass" in name else 2e-5)
+
+
+@pytest.mark.skipif(not COMPILES, reason="numba is not installed")
+def test_succession_hits_more_often_than_lrfu_where_it_was_not_fitted():
+    """Its defaults are fitted to the first half; this is the second."""
+    visits = Visits.of(part_of(read(TRACE), 0.5, 1))
+    policies = {
+        "succession": Succession(Succession.Config()),
+        **{f"lrfu {decay}": Lrfu(Lrfu.Config(decay=decay)) for decay in (0.08, 0.1, 0.125)},
+    }
+    rates = {
+        name: [simulate(visits, policy, n)[..., HITS].sum() / visits.lookups for n in (192, 384)]
+        for name, policy in policies.items()
+    }
+    assert rates["succession"] == pytest.approx([0.70039, 0.92064], abs=2e-5)
+    for few, many in (rates[name] for name in rates if name != "succession"):
+        assert few < 0.665 and many < 0.912
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def test_equal_over_groups_and_ring(checkpoint, resident, mode, groups, ring):
 
 OTHERS = (
     ("cache=s3fifo",),
+    ("cache=succession",),
     ("cache=least_stale", "cache.admit_decode=false"),
     ("cache=fifo", "cache.scope=per_layer", "cache.admit_prefill=false"),
     ("cache.history=reset", "cache.scope=per_layer"),

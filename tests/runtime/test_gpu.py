@@ -136,6 +136,7 @@ RULES = (
     ("cache=fifo",),
     ("cache=s3fifo",),
     ("cache=s3fifo", "cache.scope=per_layer"),
+    ("cache=succession", "cache.memory=4"),
     ("cache=least_stale", "cache.admit_prefill=false"),
     ("cache=lru", "cache.scope=per_layer", "cache.admit_decode=false"),
 )

@@ -16,7 +16,8 @@ from residency.policies.cache.lfu import Lfu
 from residency.policies.cache.lrfu import Lrfu
 from residency.policies.cache.lru import Lru
 from residency.policies.cache.static import Static
-from residency.runtime.replay.compiled import belady, fifo, lfu, lrfu, lru, static
+from residency.policies.cache.succession import Succession
+from residency.runtime.replay.compiled import belady, fifo, lfu, lrfu, lru, static, succession
 from residency.runtime.replay.jit import COMPILES
 from residency.runtime.replay.pool import Pool, Walk
 from residency.runtime.replay.visits import Visits
@@ -30,6 +31,7 @@ _COMPILED: dict[type[CachePolicy], Any] = {
     Lrfu: lrfu,
     Lru: lru,
     Static: static,
+    Succession: succession,
 }
 
 

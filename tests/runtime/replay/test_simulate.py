@@ -20,6 +20,7 @@ from residency.policies.cache.lfu import Lfu
 from residency.policies.cache.lrfu import Lrfu
 from residency.policies.cache.lru import Lru
 from residency.policies.cache.static import Static
+from residency.policies.cache.succession import Succession
 from residency.policies.errors import ConfigError
 from residency.policies.step import Phase
 from residency.runtime.counters import PHASES
@@ -39,6 +40,8 @@ POLICIES = [
     Lrfu(Lrfu.Config(prefill_weight=0.1)),
     Fifo(Fifo.Config()),
     *(Lfu(Lfu.Config(half_life=half_life)) for half_life in (0, 3, 64)),
+    Succession(Succession.Config()),
+    Succession(Succession.Config(half_life=3, follow=0.5, memory=4, age=0)),
     Belady(Belady.Config()),
 ]
 CACHES = {
@@ -54,6 +57,7 @@ CACHES = {
         ("lfu", "cache.half_life=8"),
         ("s3fifo", ""),
         ("least_stale", ""),
+        ("succession", "cache.memory=4"),
     )
 }
 keys = st.fixed_dictionaries(
