@@ -39,5 +39,5 @@ def part_of(trace: Trace, begin: float, end: float) -> Trace:
 def _rows(rows_P3: Array, steps: slice) -> Array:
     """Those of the steps, numbered from the first of them."""
     own = rows_P3[(rows_P3[:, 0] >= steps.start) & (rows_P3[:, 0] < steps.stop)]
-    numbered: Array = own - np.array([steps.start, 0, 0], dtype=own.dtype)
-    return numbered
+    renumbered: Array = own - np.array([steps.start, 0, 0], dtype=own.dtype)
+    return renumbered

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from residency.policies.cache.succession import BITS, MAX_AGE, ONE, WEIGHT_BITS, Succession
@@ -95,7 +97,6 @@ def _follow(
 
 
 @jit
-def _log2(number: int) -> int:
+def _log2(number: int) -> Any:
     """The bits of a number above 0 as an fp32 number: log2 in fixed point, plus a constant."""
-    bits: int = np.int64(np.float32(number).view(np.int32))
-    return bits
+    return np.int64(np.float32(number).view(np.int32))
