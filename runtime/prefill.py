@@ -85,7 +85,7 @@ class PrefillExecutor:
         assert not (self._issued or self._pending), "lots were planned and never computed"
         self._books.keep(wait=True)
         self.learning.end()
-        self.pool.take(self._maps)
+        self.pool.take(self._maps, prompts=True)
 
     def abort(self) -> None:
         """Forget a chunk that was broken off, and what it has admitted."""

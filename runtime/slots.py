@@ -94,18 +94,22 @@ class SlotPool:
         if self._twin is None:
             policy = copy.copy(self.policy)
             self._twin = SlotPool(self.space, self.num_slots, policy, torch.device("cpu"))
-        self._twin.take(self)
+        self._twin.take(self, prompts=True)
         return self._twin
 
-    def take(self, other: SlotPool) -> None:
-        """Take over the state of a pool of the same shape under the same policy."""
+    def take(self, other: SlotPool, *, prompts: bool = False) -> None:
+        """Take over the state of a pool of the same shape under the same policy.
+
+        prompts: only what a prompt's steps read and change.
+        """
         if other is self:
             return
         self.slot_of.copy_(other.slot_of)
         self.id_of.copy_(other.id_of)
         states = self.policy.state(), other.policy.state()
         for name, tensor in states[0].items():
-            tensor.copy_(states[1][name])
+            if not (prompts and name in self.policy.decode_alone):
+                tensor.copy_(states[1][name])
 
     def admit(
         self, experts: torch.Tensor, step: Step, quota: torch.Tensor | None = None

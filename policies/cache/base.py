@@ -55,6 +55,8 @@ class CachePolicy(Part, ABC):
     provides: ClassVar[frozenset[str]] = frozenset({Capability.RETAINS})
     needs: ClassVar[tuple[Need, ...]] = (NEEDS_SLOT_DECODE,)
     horizon: ClassVar[int | None] = None  # tokens after which the runtime must call `rebase`
+    # Names in `state` that a step of a prompt neither reads nor changes.
+    decode_alone: ClassVar[frozenset[str]] = frozenset()
     follows_moves: bool = False  # whether the runtime must call `moved`; fixed by `allocate`
 
     config: Config

@@ -82,6 +82,8 @@ class Succession(CachePolicy):
             reason = f"it is a power of two from {_memories()[0]} to {_memories()[-1]}"
             yield Conflict((f"cache.memory={config.memory}",), reason, "cache.memory=32")
 
+    decode_alone = frozenset({"followers"})  # E numbers an expert, too many to move for a prompt
+
     def allocate(self, space: IdSpace, device: torch.device) -> None:
         super().allocate(space, device)
         config, rows = self.config, space.num_ids + 1

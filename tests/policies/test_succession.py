@@ -146,3 +146,17 @@ def test_experts_used_when_their_layer_last_ran_are_of_one_age():
                 policy.refresh(step)
             policy.touch(torch.tensor([layer * SPACE.num_experts + token - 1 + layer]), step)
     assert policy.keys[1] == policy.keys[SPACE.num_experts + 1]
+
+
+def test_a_prompt_neither_reads_nor_changes_what_followed():
+    policies = [made(), made()]
+    policies[1].followers.random_(1, ONE)
+    before = policies[1].followers.clone()
+    step = Step(torch.tensor(4), 1, Phase.PREFILL)
+    for policy in policies:
+        policy.refresh(step)
+        policy.touch(torch.tensor([5, 7, 10]), step)
+    one, other = (policy.state() for policy in policies)
+    assert torch.equal(policies[1].followers, before)
+    for name in set(one) - Succession.decode_alone:
+        assert torch.equal(one[name], other[name])
