@@ -665,12 +665,16 @@ ROWS = {
     "workload.ignore_eos": ignore_eos,
 }
 
+# Keys that the base class answers for are tried with a few policies, not with each.
+SHARED = set(option_node("cache", "lru")) - {"slots"}
+FEW = ("lru", "lrfu", "static")
+
 KEYS = [
     (f"{group}={name}", f"{group}.{key}")
     for group in GROUPS
     for name in option_names(group)
     for key in option_node(group, name)
-    if key != "_target_"
+    if key != "_target_" and not (group == "cache" and key in SHARED and name not in FEW)
 ]
 
 
