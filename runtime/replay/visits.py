@@ -121,21 +121,25 @@ class Visits:
         """The same visits with the ways that `policy` leaves, by what its config says of phases and
         of a prompt's tokens.
         """
-        ways, trace = self.ways.copy(), self.trace
-        widths_S = np.diff(self.offsets[:: self.space.num_layers])
-        phases = np.repeat(self.phase_S, widths_S)
-        for number, phase in enumerate(PHASES):
-            if not policy.admits_in(phase):
-                ways[(phases == number) & (ways < PASSES)] = PASSES
-        changed = replace(self, ways=ways)
-        if "next_visits" in vars(self):  # it is the same
-            vars(changed)["next_visits"] = self.next_visits
+        trace = self.trace
+        partly = {}  # prompts' steps of which not all tokens count, and how many do
         for step in np.flatnonzero(~trace.decode_S).tolist():
             num_tokens = int(trace.step_tokens[step])
             promoted = policy.promoted(num_tokens, int(trace.behind_S[step]))
             if promoted < num_tokens:
-                end = int(trace.step_offsets[step + 1])
-                changed._promote(step, trace.ids_NLK[end - promoted : end])
+                partly[step] = promoted
+        declined = [n for n, phase in enumerate(PHASES) if not policy.admits_in(phase)]
+        if not partly and not declined:
+            return self
+        ways = self.ways.copy()
+        widths_S = np.diff(self.offsets[:: self.space.num_layers])
+        ways[np.isin(np.repeat(self.phase_S, widths_S), declined) & (ways < PASSES)] = PASSES
+        changed = replace(self, ways=ways)
+        if "next_visits" in vars(self):  # it is the same
+            vars(changed)["next_visits"] = self.next_visits
+        for step, promoted in partly.items():
+            end = int(trace.step_offsets[step + 1])
+            changed._promote(step, trace.ids_NLK[end - promoted : end])
         return changed
 
     def _promote(self, step: int, ids_TLK: Array) -> None:
