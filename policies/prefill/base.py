@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 
 from residency.policies.base import Conflict, Part
+from residency.policies.errors import PolicyError
 
 MOST = 1 << 20  # of tokens in a chunk, of groups and of buffers
 
@@ -159,7 +160,7 @@ class PrefillMode(Part, ABC):
         landed it may admit some. Both plans put only residents in `in_place` and `copy`, and admit
         only who is welcome; the runtime refuses other plans.
         """
-        raise NotImplementedError(f"{self.name}: waits for the router and has no plan for it")
+        raise PolicyError(f"prefill={self.name}: waits for routers and has no plan for then")
 
 
 def missing_plan(view: LayerView) -> Plan:

@@ -199,3 +199,16 @@ def test_a_plan_of_any_kind_that_is_valid_is_run(engine, monkeypatch):
 
     monkeypatch.setattr(engine.runtime._prefill, "mode", Broken(True, mixed))
     assert torch.equal(logits(engine), expected)
+
+
+class Planless(PrefillMode):
+    """Waits for routers and has no plan for when they have spoken."""
+
+    def ahead(self, view):
+        return Ahead(Plan.of(NUM_EXPERTS), waits=True)
+
+
+def test_a_mode_that_waits_without_a_plan_is_named(engine, monkeypatch):
+    monkeypatch.setattr(engine.runtime._prefill, "mode", Planless(PrefillMode.Config()))
+    with pytest.raises(PolicyError, match=r"^prefill=\w+: .*has no plan"):
+        logits(engine)
