@@ -194,10 +194,6 @@ def whole(view, **masks):
         (lambda view: Ahead(None, waits=False), "ahead answers a NoneType for a plan"),
         (lambda view: whole(view, stream=torch.ones(8)), "another kind of mask for stream"),
         (lambda view: whole(view, copy=view.resident[1:]), "another kind of mask for copy"),
-        (
-            lambda view: Ahead(Plan.of(8), waits=True),
-            "plan broke off with NotImplementedError",
-        ),
     ],
 )
 def test_a_mode_that_breaks_the_rules_is_stopped(checkpoint, monkeypatch, answer, words):
@@ -206,6 +202,14 @@ def test_a_mode_that_breaks_the_rules_is_stopped(checkpoint, monkeypatch, answer
         with pytest.raises(PolicyError) as caught:
             engine.generate(PROMPT, max_new_tokens=1)
         assert_one_line(str(caught.value), f"prefill={NAME}: ", words, "; the rule: ")
+
+
+def test_a_mode_that_waits_without_a_second_plan_is_named(checkpoint, monkeypatch):
+    with tiny_engine(checkpoint, "prefill=hit_d2d", "cache.slots=6") as engine:
+        mode = Mode(lambda view: Ahead(Plan.of(8), waits=True))
+        monkeypatch.setattr(engine.runtime._prefill, "mode", mode)
+        with pytest.raises(PolicyError, match=f"^prefill={NAME}: waits for routers and has no"):
+            engine.generate(PROMPT, max_new_tokens=1)
 
 
 def table(make, steps=1):
