@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command import residency
 
-from residency.conf.plugins import config_packages
+from residency.conf.options import look_again
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/tutorial.md").read_text()
@@ -50,7 +50,7 @@ class Reader:
             args.remove("--editable")
             self.python("-m", "pip", *args[:-1], *PIP, f"./{args[-1]}")
             importlib.invalidate_caches()
-            config_packages.cache_clear()
+            look_again()
         else:
             self.said[command] = self.python("-m", command, "-p", "no:cacheprovider", *args)
 
@@ -63,7 +63,7 @@ def reader(tmp_path_factory):
         for path in reversed(reader.paths):
             patch.syspath_prepend(path)
         read(reader, files)
-    config_packages.cache_clear()
+    look_again()
     for name in [name for name in sys.modules if name.startswith("residency_tally")]:
         del sys.modules[name]
     assert next(files, None) is None
@@ -79,6 +79,7 @@ def read(reader, files):
             (reader.folder / next(files)).write_text(text)
             for name in [name for name in sys.modules if name.startswith("residency_tally")]:
                 del sys.modules[name]  # a new process would read it anew
+            look_again()
         else:
             exec(text, {})
 

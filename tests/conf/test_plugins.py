@@ -10,8 +10,7 @@ import pytest
 from command import assert_one_line, assert_refused, residency
 from made_traces import made_trace
 
-from residency.conf.options import option_names
-from residency.conf.plugins import config_packages
+from residency.conf.options import look_again, option_names
 from residency.runtime.traces.writing import save
 
 POLICY = '''"""mine: as lru, with a boost."""
@@ -110,9 +109,9 @@ def test_a_plugin_that_is_gone_is_one_clear_line(site):
 def installed(site, monkeypatch):
     """The same package in this process."""
     monkeypatch.syspath_prepend(str(site))
-    config_packages.cache_clear()
+    look_again()
     yield site
-    config_packages.cache_clear()
+    look_again()
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_policies"]:
         del sys.modules[name]
 

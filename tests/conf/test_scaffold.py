@@ -9,8 +9,7 @@ import pytest
 from command import assert_refused, residency
 from made_traces import made_trace
 
-from residency.conf.options import option_names
-from residency.conf.plugins import config_packages
+from residency.conf.options import look_again, option_names
 from residency.conf.scaffold import KINDS, package_files
 from residency.runtime.traces.writing import save
 
@@ -50,9 +49,9 @@ def site(written):
 @pytest.fixture
 def installed(site, monkeypatch):
     monkeypatch.syspath_prepend(str(site))
-    config_packages.cache_clear()
+    look_again()
     yield site
-    config_packages.cache_clear()
+    look_again()
     for name in [name for name in sys.modules if name.startswith("residency_")]:
         del sys.modules[name]
 

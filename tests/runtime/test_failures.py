@@ -342,20 +342,26 @@ def test_after_an_interrupt_the_engine_generates_the_same(checkpoint, mode, stag
 def test_a_real_interrupt_ends_the_process(tmp_path):
     command = "from residency.cli import main; main()"
     args = ("run", "device=cpu", "workload.max_new_tokens=9999", "workload.ignore_eos=true")
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", command, *args, "--out", str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    )
-    try:
-        assert process.stdout.read(len("ROMEO:\n") + 20)  # it is decoding
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
+        preexec_fn=hears_interrupts,
+    ) as process:
+        try:
+            assert process.stdout.read(len("ROMEO:\n") + 20)  # it is decoding
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert_one_line(errors.decode(), "interrupted")
     assert files_in(tmp_path) == set()
+
+
+def hears_interrupts():
+    """Shells start what runs in their background deaf to them, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_an_engine_that_fails_to_load_leaves_transformers_as_it_was(sharded, checkpoint):
