@@ -1,5 +1,6 @@
 """Shared fixtures: tiny checkpoints as transformers writes them, and engines over them."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Callable
@@ -24,6 +25,19 @@ torch.set_num_threads(1)  # bits depend on the thread count; tests run side by s
 # Machines differ in speed; what must pass is judged by the same examples each time.
 settings.register_profile("residency", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("residency")
+
+
+def pytest_collection_finish():
+    """Modules outlive the tests. An engine collects garbage when it closes, and to look through
+    every module each time would take longer than most tests.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()
+
 
 TINY = architectures.BASE | dict(
     moe_intermediate_size=32,
