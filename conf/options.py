@@ -55,11 +55,11 @@ def option_node(group: str, name: str) -> dict[str, Any]:
     return {str(key): value for key, value in node.items()}
 
 
-def composed(overrides: Sequence[str]) -> dict[str, Any]:
+def composed(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> dict[str, Any]:
     """The whole tree under `overrides`, plain and resolved. Raises ConfigError in one line."""
     try:
         with hydra():
-            config = compose(CONFIG_NAME, overrides=[*search_path_override(), *overrides])
+            config = compose(config_name, overrides=[*search_path_override(), *overrides])
         tree = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
