@@ -14,6 +14,7 @@ from residency.commands.replay import replay
 from residency.commands.terminal import (
     USAGE_ERROR,
     Cfg,
+    ConfigFile,
     Force,
     Json,
     Out,
@@ -47,6 +48,7 @@ def run(
     overrides: Overrides = None,
     prompts: Prompts = None,
     prompt_files: PromptFiles = None,
+    config_file: ConfigFile = None,
     cfg: Cfg = False,
     out_dir: Out = None,
     force: Force = False,
@@ -73,7 +75,7 @@ def run(
         from residency.runtime.state_file import require_state
         from residency.runtime.tables import print_report
 
-        config = compose_run(overrides or [], prompts or [], prompt_files or [])
+        config = compose_run(overrides or [], prompts or [], prompt_files or [], config_file)
         if cfg:
             out.print(config.yaml(), end="", markup=False, soft_wrap=True)
             return
@@ -105,6 +107,7 @@ def run(
 @app.command()
 def bench(
     overrides: Overrides = None,
+    config_file: ConfigFile = None,
     cfg: Cfg = False,
     out_dir: Out = None,
     force: Force = False,
@@ -123,7 +126,7 @@ def bench(
         from residency.runtime.bench import CHART_NAME
         from residency.runtime.results import ResultFolder
 
-        config = compose_bench(overrides or [])
+        config = compose_bench(overrides or [], config_file)
         if cfg:
             out.print(config.yaml(), end="", markup=False, soft_wrap=True)
             return
@@ -153,6 +156,7 @@ def inspect(
             show_default=False,
         ),
     ] = None,
+    config_file: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
     """Show a model's sizes, how its experts are stored, and what pool a GPU's memory affords.
@@ -164,7 +168,7 @@ def inspect(
         from residency.conf.listing import inspection_tables
         from residency.runtime.inspection import inspect_model
 
-        config = compose_inspect(model or [])
+        config = compose_inspect(model or [], config_file)
         _refuse_conflicts(list(config.faults("model", "prefill")))
         inspection = inspect_model(config.model, config.policies.prefill)
         if as_json:
@@ -176,6 +180,7 @@ def inspect(
 @app.command()
 def validate(
     overrides: Overrides = None,
+    config_file: ConfigFile = None,
     matrix: Annotated[
         bool, typer.Option("--matrix", help="Judge every cache x prefill x decode x device.")
     ] = False,
@@ -188,11 +193,11 @@ def validate(
     """
     with user_errors():
         if matrix:
-            _show_matrix(overrides or [], as_json)
+            _show_matrix([*(overrides or []), *(["--config"] if config_file else [])], as_json)
             return
-        from residency.conf import compose
+        from residency.conf.commands import compose_with
 
-        found = list(compose(overrides or []).conflicts())
+        found = list(compose_with(overrides or [], config_file).conflicts())
         if as_json:
             print(json.dumps({"valid": not found, "conflicts": [_as_dict(c) for c in found]}))
         elif not found:

@@ -37,6 +37,13 @@ PromptFiles = Annotated[
         "--prompt-file", "-f", help="Read it from a file; - is stdin, .jsonl has one a line."
     ),
 ]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="Begin with this config, as --cfg or a result has it; overrides come on top.",
+    ),
+]
 Cfg = Annotated[bool, typer.Option("--cfg", help="Print the composed config and stop.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Write result.json and config.yaml there.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a result in --out.")]

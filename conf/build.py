@@ -8,15 +8,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
-from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import OmegaConf
 
 from residency.conf.options import option_names, option_node, suggestion
 from residency.conf.plugins import target_prefixes
+from residency.conf.schema import checked, escaped
 from residency.policies.base import Part
 from residency.policies.errors import ConfigError
 
@@ -25,51 +24,36 @@ if TYPE_CHECKING:
     from residency.runtime.engine import Engine
     from residency.runtime.loading import Progress
 
-_WORDS: dict[Any, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    int | str: "a whole number or text",
-    list[int]: "a list of whole numbers, e.g. [1,2]",
-    list[str]: "a list of texts, e.g. ['a b',c]",
-}
 
-
-def build_part(group: str, node: Mapping[str, Any]) -> Part:
+def build_part(group: str, node: Mapping[str, Any], *, custom: bool = False) -> Part:
     """The part that a config node describes.
 
-    Raises ConfigError for a key that its schema does not know, a value of another type, a value
-    that is missing, or a `_target_` outside residency and the installed plugins.
+    custom: its `_target_` may lie anywhere. Raises ConfigError for a key that its schema does not
+    know, a value of another type, a value that is missing, or a `_target_` that may not be built.
     """
     params = dict(node)
-    cls = part_class(group, params.pop("_target_", None))
-    config = _checked(group, cls, params)
+    cls = part_class(group, params.pop("_target_", None), custom=custom)
+    name = cls.__module__.rpartition(".")[2]
+    config = checked(cls.Config, params, f"{group}.", f"{group}={name}")
     return cls(config, **_nested(cls, config))
 
 
-def escaped(node: Any) -> Any:
-    """Plain values as OmegaConf takes them: text that it would interpolate stays as it is."""
-    if isinstance(node, dict):
-        return {key: escaped(value) for key, value in node.items()}
-    if isinstance(node, list):
-        return [escaped(value) for value in node]
-    if isinstance(node, str):
-        return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", node)
-    return node
-
-
-def part_class(group: str, target: object) -> type[Part]:
-    """The class that `_target_` names."""
-    if not isinstance(target, str) or target.partition(".")[0] not in target_prefixes():
+def part_class(group: str, target: object, *, custom: bool = False) -> type[Part]:
+    """The class that `_target_` names. Unless `custom`, no module outside residency and the
+    installed plugins is imported.
+    """
+    if not isinstance(target, str) or not (custom or target.partition(".")[0] in target_prefixes()):
         raise ConfigError(
             f"{group}._target_={target}: only classes of {', '.join(target_prefixes())} may be "
-            f"built; choose an option with {group}=NAME"
+            f"built; choose an option with {group}=NAME, or let it be any class that can be "
+            "imported, with allow_custom=true"
         )
     module, _, name = target.rpartition(".")
+    if not (module and all(part.isidentifier() for part in target.split("."))):
+        raise ConfigError(f"{group}._target_={target}: cannot be imported: it is no MODULE.CLASS")
     try:
         cls = getattr(importlib.import_module(module), name)
-    except Exception as error:  # whatever the code of a plugin may raise
+    except Exception as error:  # whatever the code of others may raise
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{group}._target_={target}: cannot be imported ({reason})") from error
     if not (isinstance(cls, type) and issubclass(cls, Part)):
@@ -107,33 +91,6 @@ def build_engine(
         notes=[*config.model.notes(), *config.device.notes()],
         **config.device.engine_options(),
     )
-
-
-def _checked(group: str, cls: type[Part], params: dict[str, Any]) -> Any:
-    """An instance of cls.Config from `params`, every key known and every value of its type."""
-    known = [field.name for field in dataclasses.fields(cls.Config)]
-    for key in params:
-        if key not in known:
-            name = cls.__module__.rpartition(".")[2]
-            what = suggestion(str(key), known) if known else "it has no keys"
-            raise ConfigError(f"{group}.{key}: {group}={name} has no such key; {what}")
-    types = get_type_hints(cls.Config)
-    merged = OmegaConf.structured(cls.Config)
-    OmegaConf.set_readonly(merged, False)
-    for key, value in params.items():
-        try:
-            if value == MISSING:
-                merged[key] = MISSING  # a merge would leave the default in place
-            else:
-                merged = OmegaConf.merge(merged, {key: escaped(value)})
-        except OmegaConfBaseException as error:
-            what = _WORDS.get(types[key], str(types[key]))
-            raise ConfigError(f"{group}.{key}={value}: it must be {what}") from error
-    if missing := sorted(map(str, OmegaConf.missing_keys(merged))):
-        raise ConfigError(f"{group}.{missing[0]}: a value is needed; set {group}.{missing[0]}=...")
-    values = OmegaConf.to_container(merged, resolve=True)
-    assert isinstance(values, dict), "a config class is a mapping"
-    return cls.Config(**{str(key): value for key, value in values.items()})
 
 
 def _nested(cls: type[Part], config: Any) -> dict[str, Part | list[Part]]:

@@ -8,17 +8,20 @@ import json
 import sys
 from pathlib import Path
 
-from residency.conf.build import escaped
 from residency.conf.compose import Config, compose
 from residency.conf.options import PRESETS, option_names, suggestion
+from residency.conf.saved import read_saved
+from residency.conf.schema import escaped
 from residency.policies.errors import ConfigError, WorkloadError
 
 INSPECTED = ("model", "prefill")  # groups that sizes depend on: staging is the prefill's
 
 
-def compose_run(overrides: list[str], prompts: list[str], files: list[str]) -> Config:
+def compose_run(
+    overrides: list[str], prompts: list[str], files: list[str], config: Path | None = None
+) -> Config:
     """For `run`. A prompt is a bare word among the overrides; or there are `prompts`, one or more;
-    or they are read from `files`.
+    or they are read from `files`. config: a file that takes the place of the default choices.
     """
     words = [text for text in overrides if "=" not in text and not text.startswith("~")]
     if len(words) > 1 or sum(map(bool, (words, prompts, files))) > 1:
@@ -29,21 +32,26 @@ def compose_run(overrides: list[str], prompts: list[str], files: list[str]) -> C
         )
     rest = [text for text in overrides if text not in words]
     texts = words or prompts or [text for file in files for text in _read_prompts(file)]
-    return _compose("run", "generate", rest, texts)
+    return _compose("run", "generate", rest, texts, config)
 
 
-def compose_bench(overrides: list[str]) -> Config:
+def compose_bench(overrides: list[str], file: Path | None = None) -> Config:
     """For `bench`. Raises ConfigError for what it would make void."""
-    config = _compose("bench", "bench", overrides, [])
-    if file := getattr(config.policies.cache.config, "warm_start", ""):
+    config = _compose("bench", "bench", overrides, [], file)
+    if state := getattr(config.policies.cache.config, "warm_start", ""):
         raise ConfigError(
-            f"cache.warm_start={file}: `residency bench` empties the slots before what it times, "
+            f"cache.warm_start={state}: `residency bench` empties the slots before what it times, "
             "or fills them itself; leave it out, or take `residency run`"
         )
     return config
 
 
-def compose_inspect(words: list[str]) -> Config:
+def compose_with(overrides: list[str], file: Path | None) -> Config:
+    """The combination of a file, or of the default choices, under overrides."""
+    return compose(overrides, saved=read_saved(file) if file else None)
+
+
+def compose_inspect(words: list[str], file: Path | None = None) -> Config:
     """For `inspect`: a folder, or an option of the group model, or overrides that say either.
 
     Raises ConfigError for a word that is neither, and for keys that change nothing there.
@@ -53,7 +61,7 @@ def compose_inspect(words: list[str]) -> Config:
         if text.lstrip("+~").partition("=")[0].partition(".")[0] not in INSPECTED:
             reason = f"`residency inspect` depends on {' and '.join(INSPECTED)} alone"
             raise ConfigError(f"{text}: {reason}")
-    return compose(overrides)
+    return compose_with(overrides, file)
 
 
 def _model_overrides(word: str) -> list[str]:
@@ -68,17 +76,20 @@ def _model_overrides(word: str) -> list[str]:
     return ["model=folder", f"model.path='{path}'"]
 
 
-def _compose(command: str, workload: str, overrides: list[str], prompts: list[str]) -> Config:
-    """workload: what the command runs unless overrides, or their preset, choose another."""
+def _compose(
+    command: str, workload: str, overrides: list[str], prompts: list[str], file: Path | None
+) -> Config:
+    """workload: what the command runs unless the file, overrides or their preset choose another."""
+    saved = read_saved(file) if file else None
     presets = [text for text in overrides if text.startswith(f"{PRESETS}=")]
-    if not any(text.startswith("workload=") for text in overrides) and not (
-        presets and compose(presets).workload.command == command
-    ):
+    chosen = any(text.startswith("workload=") for text in overrides)
+    chosen |= saved is not None and "workload" in saved.groups
+    if not chosen and not (presets and compose(presets).workload.command == command):
         overrides = [f"workload={workload}", *overrides]
-    config = compose(overrides, prompts=prompts)
-    if (chosen := config.workload).command != command:
+    config = compose(overrides, prompts=prompts, saved=saved)
+    if (own := config.workload).command != command:
         raise ConfigError(
-            f"workload={chosen.name}: `residency {chosen.command}` runs it; choose another for "
+            f"workload={own.name}: `residency {own.command}` runs it; choose another for "
             f"`residency {command}`, e.g. workload={workload}"
         )
     return config

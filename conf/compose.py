@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -12,6 +13,7 @@ from hydra.errors import HydraException
 
 from residency.conf.build import build_part
 from residency.conf.options import (
+    CONFIG_NAME,
     GROUPS,
     PRESETS,
     composed,
@@ -19,6 +21,8 @@ from residency.conf.options import (
     option_names,
     suggestion,
 )
+from residency.conf.root import ROOT_KEYS, Root, build_root
+from residency.conf.saved import Saved
 from residency.conf.text import to_yaml
 from residency.policies.base import Conflict, Part
 from residency.policies.cache import CachePolicy
@@ -36,10 +40,14 @@ from residency.runtime.workloads import Measurement, Workload
 
 @dataclass(frozen=True)
 class Config:
-    """One composed combination. tree: the plain composed config, as `yaml` prints it."""
+    """One composed combination. tree: the plain composed config, as `yaml` prints it.
+
+    root: the keys that belong to no group.
+    """
 
     parts: dict[str, Part]
     tree: dict[str, Any]
+    root: Root = field(default_factory=Root)
 
     @property
     def model(self) -> Model:
@@ -92,29 +100,43 @@ class Config:
 
 
 def compose(
-    overrides: Sequence[str] = (), *, prompt: str | None = None, prompts: Sequence[str] = ()
+    overrides: Sequence[str] = (),
+    *,
+    prompt: str | None = None,
+    prompts: Sequence[str] = (),
+    saved: Saved | None = None,
 ) -> Config:
     """Compose the config groups under `overrides`, in Hydra's syntax.
 
     prompt: the workload's prompt, taken literally; in an override ${...} would be interpolated.
-    prompts: likewise, one or several.
+    prompts: likewise, one or several. saved: what takes the place of the default choices.
 
     Raises ConfigError, in one line, for an override that does not parse, an unknown group, option
     or key, or a value of another type. Conflicts between parts are not errors here:
     `Config.conflicts` lists them.
     """
+    texts = [*prompts] if prompt is None else [prompt, *prompts]
+    if saved and texts:
+        saved = saved.without("workload", "prompt", "prompts")
     with hydra():
-        tree = composed([_accepted(override) for override in _parsed(overrides)])
-        for key in tree:
-            if key not in GROUPS:
-                raise ConfigError(f"{key}: there is no such config group; {_groups(key)}")
-        parts = {group: build_part(group, tree[group]) for group in GROUPS}
-        texts = [*prompts] if prompt is None else [prompt, *prompts]
+        parsed = _parsed(overrides)
+        accepted = [_accepted(override, saved) for override in parsed]
+        with saved.stored() if saved else nullcontext(CONFIG_NAME) as name:
+            tree = composed(accepted, name)
+        root = build_root({key: value for key, value in tree.items() if key not in GROUPS})
+        parts = {}
+        for group in GROUPS:
+            node = tree[group] if isinstance(tree[group], dict) else {}
+            given = _keys_given(group, parsed)
+            if "_target_" in given:  # another class, with its own defaults
+                node = {key: value for key, value in node.items() if key in given}
+            parts[group] = part = build_part(group, node, custom=root.allow_custom)
+            tree[group] = node | {k: v for k, v in asdict(part.config).items() if k not in node}
         if texts:
             values = {"prompt": texts[0]} if len(texts) == 1 else {"prompts": texts}
             parts["workload"] = _with_prompts(parts["workload"], values)
             tree["workload"] |= values
-    return Config(parts, tree)
+    return Config(parts, {key: tree[key] for key in (*GROUPS, *ROOT_KEYS)}, root)
 
 
 def _parsed(overrides: Sequence[str]) -> list[Override]:
@@ -132,7 +154,13 @@ def _parsed(overrides: Sequence[str]) -> list[Override]:
     return parsed
 
 
-def _accepted(override: Override) -> str:
+def _keys_given(group: str, overrides: Sequence[Override]) -> set[str]:
+    """The keys of the group to which overrides give values."""
+    keys = [override.key_or_group.split(".") for override in overrides]
+    return {names[1] for names in keys if names[0] == group and len(names) > 1}
+
+
+def _accepted(override: Override, saved: Saved | None) -> str:
     """The override as Hydra gets it: options checked, keys forced in so that the schema judges."""
     text = override.input_line
     assert text is not None, "a parsed override has its text"
@@ -142,10 +170,13 @@ def _accepted(override: Override) -> str:
     group = key.partition(".")[0]
     if group.partition("/")[0] == "hydra":
         raise ConfigError(f"{text}: Hydra only composes here; none of its own settings has effect")
-    if group not in (*GROUPS, PRESETS):
-        raise ConfigError(f"{text}: there is no such config group; {_groups(group)}")
+    if group not in (*GROUPS, PRESETS, *ROOT_KEYS):
+        known = suggestion(group, (*GROUPS, PRESETS, *ROOT_KEYS))
+        raise ConfigError(f"{text}: there is no such config group or key; {known}")
     if key in (*GROUPS, PRESETS):
-        return _choice(override)
+        return _choice(override, saved)
+    if override.package is not None:
+        raise ConfigError(f"{text}: a key has no package; give it a value with {key}=...")
     if group == PRESETS:
         raise ConfigError(f"{text}: a preset has no keys; {_options(PRESETS)}")
     if override.is_delete():
@@ -153,7 +184,7 @@ def _accepted(override: Override) -> str:
     return text if override.is_force_add() or override.is_add() else f"++{text}"
 
 
-def _choice(override: Override) -> str:
+def _choice(override: Override, saved: Saved | None) -> str:
     """The choice of an option, or of no preset."""
     text, key, value = override.input_line, override.key_or_group, override.value()
     if override.package is not None or override.is_add() or override.is_force_add():
@@ -165,7 +196,7 @@ def _choice(override: Override) -> str:
     if str(value) not in (names := option_names(key)):
         raise ConfigError(f"{key}={value}: there is no such {key}; {suggestion(str(value), names)}")
     assert text is not None, "a parsed override has its text"
-    return text
+    return saved.override(key, str(value)) if saved and key != PRESETS else text
 
 
 def _with_prompts(workload: Part, values: dict[str, Any]) -> Part:
@@ -176,7 +207,3 @@ def _with_prompts(workload: Part, values: dict[str, Any]) -> Part:
 
 def _options(group: str) -> str:
     return f"choose one of {', '.join(option_names(group))}"
-
-
-def _groups(word: str) -> str:
-    return suggestion(word, (*GROUPS, PRESETS))

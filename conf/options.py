@@ -73,11 +73,11 @@ def _node(group: str, name: str, search_path: tuple[str, ...]) -> Any:
     return composed([f"{group}={name}"])[group]
 
 
-def composed(overrides: Sequence[str]) -> dict[str, Any]:
+def composed(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> dict[str, Any]:
     """The whole tree under `overrides`, plain and resolved. Raises ConfigError in one line."""
     try:
         with hydra():
-            config = compose(CONFIG_NAME, overrides=[*search_path_override(), *overrides])
+            config = compose(config_name, overrides=[*search_path_override(), *overrides])
         tree = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from residency.conf.build import escaped
+from residency.conf.schema import escaped
 
 # Line breaks to YAML, which its writer leaves unescaped and its reader folds into spaces.
 UNICODE_BREAKS = frozenset("\x85\u2028\u2029")

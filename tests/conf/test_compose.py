@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from residency.conf import Config, compose
 from residency.conf.build import build_part, part_class
 from residency.conf.options import GROUPS, PRESETS, option_names, option_node
+from residency.conf.root import ROOT_KEYS
 from residency.policies.errors import ConfigError
 
 OPTIONS = [(group, name) for group in GROUPS for name in option_names(group)]
@@ -235,6 +236,6 @@ def test_an_interpolation_in_an_override_is_resolved():
 def test_the_yaml_names_every_key_of_every_group():
     config = compose(["cache=lru", "cache.slots=7"])
     tree = read_back(config)
-    assert list(tree) == list(GROUPS)
+    assert list(tree) == [*GROUPS, *ROOT_KEYS]
     for group, part in config.parts.items():
         assert set(tree[group]) == {"_target_", *dataclasses.asdict(part.config)}

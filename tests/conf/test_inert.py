@@ -9,6 +9,8 @@ from conftest import tiny_engine
 from residency.conf import build_engine, compose
 from residency.conf.options import GROUPS, option_names, option_node
 from residency.conf.replaying import ask
+from residency.conf.root import root_leaves
+from residency.policies.cache.lru import Lru
 from residency.policies.errors import CapacityError, ConfigError, WorkloadError
 from residency.policies.step import IdSpace, Phase, Step
 from residency.runtime.bench.measure import Meter
@@ -606,7 +608,20 @@ def ignore_eos(bench):
         generation.eos_token_id = before
 
 
+def allow_custom(bench):
+    """whether a class from anywhere may be built"""
+    own = f"cache._target_={OwnPolicy.__module__}.OwnPolicy"
+    with pytest.raises(ConfigError, match="allow_custom=true"):
+        bench.compose(own)
+    assert type(bench.compose(own, "allow_custom=true").policies.cache) is OwnPolicy
+
+
+class OwnPolicy(Lru):
+    """Of no installed package."""
+
+
 ROWS = {
+    "allow_custom": allow_custom,
     "model.layers": layers,
     "model.format": form,
     "model.routing": routing,
@@ -676,6 +691,7 @@ KEYS = [
     for key in option_node(group, name)
     if key != "_target_" and not (group == "cache" and key in SHARED and name not in FEW)
 ]
+KEYS += [("cache=lru", key) for key in root_leaves()]
 
 
 def test_every_key_has_a_row_and_every_row_a_key():

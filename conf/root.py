@@ -1,0 +1,62 @@
+"""The root keys: settings of a run that belong to no config group.
+
+One more is a field of `Root`, or of a class that a field holds: its words in the docstring, its
+default in config.yaml, and a row among the tests that it is not inert.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from residency.conf.schema import checked
+from residency.policies.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Root:
+    """Given as KEY=VALUE, or as KEY.NESTED=VALUE where a key holds keys of its own.
+
+    allow_custom: `_target_` may name any class that can be imported, e.g.
+        cache._target_=my_module.MyPolicy, not only those of residency and of installed plugins.
+    """
+
+    allow_custom: bool = False
+
+
+ROOT_KEYS = tuple(field.name for field in dataclasses.fields(Root))
+
+
+def build_root(tree: Mapping[str, Any]) -> Root:
+    """The root keys of a composed tree, groups left out. Raises ConfigError as `checked` does."""
+    root: Root = _built(Root, tree, "", "the root")
+    return root
+
+
+def root_leaves(schema: type = Root, where: str = "") -> Iterator[str]:
+    """Every key that takes a value, as an override names it."""
+    for name, nested in _fields(schema):
+        yield from [f"{where}{name}"] if nested is None else root_leaves(nested, f"{where}{name}.")
+
+
+def _built(schema: type, params: Mapping[str, Any], where: str, owner: str) -> Any:
+    values = dict(params)
+    built = {}
+    for name, nested in _fields(schema):
+        if nested is not None:
+            own = values.pop(name, {})
+            if not isinstance(own, Mapping):
+                keys = ", ".join(root_leaves(nested, f"{where}{name}."))
+                raise ConfigError(f"{where}{name}={own}: it has keys of its own; give {keys}")
+            built[name] = _built(nested, own, f"{where}{name}.", f"{where}{name}")
+    return dataclasses.replace(checked(schema, values, where, owner), **built)
+
+
+def _fields(schema: type) -> Iterator[tuple[str, type | None]]:
+    """The keys of a schema, and the schema of what they hold, where that has keys."""
+    types = get_type_hints(schema)
+    for field in dataclasses.fields(schema):
+        kind = types[field.name]
+        yield field.name, kind if dataclasses.is_dataclass(kind) else None
