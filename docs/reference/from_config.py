@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +16,11 @@ from typing import Any, get_type_hints
 from omegaconf import MISSING, OmegaConf
 from tables import MADE, escaped, table
 
-from residency.conf.build import part_class
-from residency.conf.catalog import MATRIX_GROUPS, describe, matrix, meanings
-from residency.conf.options import GROUPS, PRESETS, option_node
+from residency.conf.build import build_part, part_class
+from residency.conf.catalog import MATRIX_GROUPS, meanings
+from residency.conf.options import GROUPS, PRESETS
 from residency.policies.base import Need, Part
+from residency.policies.compatibility import conflicts
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 ROOT_KEYS = "residency.conf.root"  # its class Root has the keys beside the groups
@@ -57,6 +60,13 @@ def _names(group: str) -> list[str]:
     return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
 
 
+def _node(group: str, name: str) -> dict[str, Any]:
+    """An option's keys and defaults, `_target_` included, from its own file."""
+    node = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
+    assert isinstance(node, dict), "an option's file is a mapping"
+    return {str(key): value for key, value in node.items() if key != "defaults"}
+
+
 def _root() -> list[str]:
     """Keys beside the groups, where there are any."""
     if find_spec(ROOT_KEYS) is None:
@@ -69,7 +79,7 @@ def _root() -> list[str]:
 def _group(group: str, text: str, refused: Mapping[str, list[str]]) -> Iterator[str]:
     yield f"## {group}"
     yield f"{text[0].upper()}{text[1:]}."
-    nodes = {name: option_node(group, name) for name in _names(group)}
+    nodes = {name: _node(group, name) for name in _names(group)}
     classes = {name: part_class(group, node.pop("_target_")) for name, node in nodes.items()}
     shared = _shared(classes, nodes)
     if shared:
@@ -85,7 +95,7 @@ def _group(group: str, text: str, refused: Mapping[str, list[str]]) -> Iterator[
         yield f"{those[0].upper()}{those[1:]} need `{need.mend}` or the like: {need.because}."
     for name, cls in classes.items():
         yield f"### {group}={name}"
-        yield escaped(_sentence(describe(group, name).summary))
+        yield escaped(_summary(name, cls))
         elsewhere = [key for key, of in shared if name in of]
         yield from _option(f"{group}={name}", cls, nodes[name], elsewhere)
         needs = [need for need in cls.needs if need not in common]
@@ -200,10 +210,13 @@ def _refused_pairs() -> dict[str, list[str]]:
 
     Not because of one of the two alone: such a choice works with something.
     """
+    nodes = {(group, name): _node(group, name) for group in MATRIX_GROUPS for name in _names(group)}
+    parts = {choice: build_part(choice[0], node) for choice, node in nodes.items()}
+    of_group = [[choice for choice in nodes if choice[0] == group] for group in MATRIX_GROUPS]
     works: set[tuple[str, str]] = set()
-    for cell in matrix():
-        if not cell.conflicts:
-            chosen = [f"{group}={name}" for group, name in cell.choices.items()]
+    for cell in itertools.product(*of_group):
+        if not list(conflicts([parts[choice] for choice in cell])):
+            chosen = ["=".join(choice) for choice in cell]
             works |= {(one, other) for one in chosen for other in chosen}
     usable = [f"{g}={n}" for g in MATRIX_GROUPS for n in _names(g) if (f"{g}={n}",) * 2 in works]
     return {
@@ -228,5 +241,8 @@ def _presets(text: str) -> Iterator[str]:
         yield "```yaml\n" + "\n".join(body) + "\n```"
 
 
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}"
+def _summary(name: str, cls: type[Part]) -> str:
+    """The first paragraph of the docstring of an option's module."""
+    text = inspect.getdoc(inspect.getmodule(cls)) or ""
+    summary = " ".join(text.partition("\n\n")[0].split()).removeprefix(f"{name}: ")
+    return f"{summary[0].upper()}{summary[1:]}"
