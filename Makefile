@@ -39,7 +39,7 @@ types: $(VENV)/installed
 	$(BIN)/mypy
 
 docs: $(VENV)/installed  ## build the documentation into site/; a broken link is an error
-	$(BIN)/python -m mkdocs build --quiet
+	$(BIN)/python -m mkdocs build  # a quiet one would not count warnings
 
 references: $(VENV)/installed  ## write docs/reference/ anew, from the typed config and the commands
 	$(BIN)/python docs/reference/generate.py
