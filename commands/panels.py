@@ -7,8 +7,8 @@ from typing import Any
 from typer.core import TyperGroup
 
 PANELS = {
-    "Run": ("run",),
-    "Measure": ("bench", "profile", "sweep", "report"),
+    "Run": ("run", "chat"),
+    "Measure": ("bench", "sweep", "report"),
     "Decide": ("inspect", "validate", "plan", "doctor"),
     "Traces": ("trace", "replay", "tune"),
     "Policies": ("policies",),

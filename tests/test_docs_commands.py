@@ -19,6 +19,8 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(residency [^`]+)`")
 OWN = {"cache=tally", "cache=count", "cache.credit", "cache.cap"}  # of policies the reader writes
 OF_REPLAY = {"trace", "slots", "fit", "report"}
+OF_ROOT = set(yaml.safe_load((ROOT / "conf/config.yaml").read_text())) - {"defaults"}
+COMPOSING = {"run", "bench", "validate", "inspect", "record", "replay", "tune"}
 SHORT = {"run": ["workload.max_new_tokens=4"]}  # so that it is cheap
 COMMAND = typer.main.get_command(app)
 
@@ -54,7 +56,7 @@ def check_override(word):
     """A group with an option of it, or a key that one of its options has."""
     name, _, value = word.partition("=")
     group, _, key = name.partition(".")
-    if {word, name} & (OWN | OF_REPLAY):
+    if {word, name, group} & (OWN | OF_REPLAY | OF_ROOT):
         return
     assert group in (*GROUPS, PRESETS), word
     if key:
@@ -81,7 +83,7 @@ def test_a_command_line_that_is_shown_parses(line):
     context = command.make_context(name, list(words))
     for value in context.params.values():
         for word in value if isinstance(value, list | tuple) else ():
-            if isinstance(word, str) and re.match(r"[\w.]+=", word):
+            if name in COMPOSING and isinstance(word, str) and re.match(r"[\w.]+=", word):
                 check_override(word)
 
 

@@ -25,6 +25,7 @@ from residency.policies.compatibility import conflicts
 CONF = Path(__file__).resolve().parents[2] / "conf"
 ROOT_KEYS = "residency.conf.root"  # its class Root has the keys beside the groups
 GROUP_LINE = re.compile(r"^ *- (\w+): (\w+) *# (.+)$", re.MULTILINE)
+KEY_HEAD = ("key", "type", "default", "meaning")
 
 INTRO = """
 A run is one choice of each group and values of their keys. `residency run --cfg` prints the
@@ -68,12 +69,23 @@ def _node(group: str, name: str) -> dict[str, Any]:
 
 
 def _root() -> list[str]:
-    """Keys beside the groups, where there are any."""
+    """The keys beside the groups, where there are any."""
     if find_spec(ROOT_KEYS) is None:
         return []
-    root = importlib.import_module(ROOT_KEYS).Root
-    defaults = {field.name: _default_of(field) for field in dataclasses.fields(root)}
-    return ["## Keys beside the groups", _keys(root, defaults, list(defaults))]
+    rows = list(root_rows(importlib.import_module(ROOT_KEYS).Root))
+    return ["## Keys of the root", "They belong to no group.", table(KEY_HEAD, rows)]
+
+
+def root_rows(schema: type, where: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """The keys of a schema; those of a schema that a key holds have its name before theirs."""
+    hints = get_type_hints(schema)
+    for field in dataclasses.fields(schema):
+        nested = hints[field.name]
+        if dataclasses.is_dataclass(nested) and isinstance(nested, type):
+            yield from root_rows(nested, f"{where}{field.name}.")
+        else:
+            key, *others = _row(schema, {field.name: _default_of(field)}, field.name)
+            yield (f"`{where}{_bare(key)}`", *others)
 
 
 def _group(group: str, text: str, refused: Mapping[str, list[str]]) -> Iterator[str]:
@@ -88,7 +100,7 @@ def _group(group: str, text: str, refused: Mapping[str, list[str]]) -> Iterator[
             for (key, of), name in shared.items()
         ]
         yield "Keys that several options have:"
-        yield table(("key", "type", "default", "meaning", "options"), rows)
+        yield table((*KEY_HEAD, "options"), rows)
     common = _common_needs(classes)
     for need, of in common.items():
         those = _those(of, list(classes))
@@ -162,7 +174,7 @@ def _shared(
 
 def _keys(config: type, node: Mapping[str, Any], keys: Sequence[str]) -> str:
     rows = [_row(config, node, key) for key in keys]
-    return table(("key", "type", "default", "meaning"), rows)
+    return table(KEY_HEAD, rows)
 
 
 def _row(config: type, node: Mapping[str, Any], key: str) -> tuple[str, str, str, str]:
