@@ -184,6 +184,8 @@ def _row(config: type, node: Mapping[str, Any], key: str) -> tuple[str, str, str
     kind = f"option of `{other}`" if isinstance(other, str) and hint is str else _type(hint)
     meaning = meanings(config).get(key, "")
     assert meaning, f"{config.__qualname__}: its docstring does not explain {key}"
+    if re.match("of (the|a) ", meaning):  # the key is what they speak of
+        meaning = f"the {key.replace('_', ' ')} {meaning}"
     return f"`{key}`", kind, _value(node.get(key)), escaped(meaning)
 
 
