@@ -1,6 +1,6 @@
 """The picture of docs/concepts.md: `python docs/pictures/concepts.py` draws it anew.
 
-Units are tenths of an inch of the page; y grows upwards. An expert is a square everywhere.
+Units are twelfths of an inch of the page; y grows upwards. An expert is a square everywhere.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ HOST, DEVICE = "#f3efe6", "#e8eff5"
 HIT, MISS, IDLE, GONE = "#2f8f6b", "#d9722e", "#d5d9df", "#9aa2ad"
 HOST_MADE = "#6a57a8"
 SIDE, STEP = 2.1, 2.6  # an expert's square, and from one to the next
-WIDTH, HEIGHT = 126, 97.5
+WIDTH, HEIGHT, UNITS = 126, 97.5, 12  # UNITS in an inch
 
 
 def main() -> None:
     plt.rcParams |= {"font.family": "DejaVu Sans", "svg.fonttype": "path", "svg.hashsalt": "x"}
-    figure = plt.figure(figsize=(WIDTH / 10, HEIGHT / 10), facecolor=PAPER)
+    figure = plt.figure(figsize=(WIDTH / UNITS, HEIGHT / UNITS), facecolor=PAPER)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, WIDTH), ylim=(0, HEIGHT))
     axes.axis("off")
@@ -54,7 +54,7 @@ def prefill(axes: Axes, y: float) -> None:
         left = 57 + 12 * buffer
         box(axes, left - 1, y + 22.9, 9.9, 4.5, PAPER, LINE)
         squares(axes, left + 0.1, y + 24.1, kinds)
-    title(axes, 56, y + 10.7, "slots", "the pool: what stays; the cache policy says which")
+    title(axes, 56, y + 10.7, "slots", "the pool: what stays, by the cache policy")
     box(axes, 56, y + 3.9, 34, 4.5, PAPER, LINE)
     squares(axes, 57.1, y + 5.1, "h.h..h..m...")
 
@@ -67,7 +67,7 @@ def prefill(axes: Axes, y: float) -> None:
     note(axes, 62, y + 17.6, "copy on the device (hit_d2d)", HIT)
     arrow(axes, (91.2, y + 25.1), (99.6, y + 20.4), INK)
     arrow(axes, (90.6, y + 6.2), (99.6, y + 14), HIT)
-    note(axes, 97, y + 8, "read in place", HIT)
+    note(axes, 98, y + 8, "read in place", HIT)
 
 
 def decode(axes: Axes, y: float) -> None:
@@ -113,7 +113,7 @@ def frames(axes: Axes, y: float, height: float) -> None:
 def banks(axes: Axes, x: float, y: float, wanted: str) -> None:
     """Four layers of twelve experts, the second in flight; y is the bottom of the lowest."""
     text(axes, x - 1, y + 13.2, "banks", 10.5, INK, weight="bold")
-    text(axes, x + 6.2, y + 13.2, "every expert of every layer", 8.6, SOFT)
+    text(axes, x + 7.4, y + 13.2, "every expert of every layer", 8.6, SOFT)
     for layer in range(4):
         bottom = y + (3 - layer) * STEP
         squares(axes, x, bottom, wanted if layer == 1 else "." * 12)
@@ -143,17 +143,17 @@ def compute(axes: Axes, y: float) -> None:
 
 def legend(axes: Axes) -> None:
     entries = (
-        ("h", "routed to, in a slot: a hit"),
-        ("m", "routed to, in no slot: a miss"),
-        ("c", "a miss that the host computes"),
-        (".", "another expert"),
+        ("h", "in a slot: a hit"),
+        ("m", "in no slot: a miss"),
+        ("c", "a miss, computed by the host"),
+        (".", "not routed to"),
         ("x", "evicted"),
     )
     x = 3.6
     for kind, words in entries:
         squares(axes, x, 3.4, kind)
-        text(axes, x + 3.2, 4.45, words, 8.8, INK)
-        x += 6.6 + 0.76 * len(words)
+        text(axes, x + 3, 4.45, words, 8.4, INK)
+        x += 6 + 0.77 * len(words)
 
 
 def heading(axes: Axes, y: float, name: str, words: str) -> None:
@@ -163,12 +163,12 @@ def heading(axes: Axes, y: float, name: str, words: str) -> None:
 
 def title(axes: Axes, x: float, y: float, name: str, words: str) -> None:
     text(axes, x, y, name, 10.5, INK, weight="bold")
-    text(axes, x + (8.6 if name == "staging" else 6), y, words, 8.6, SOFT)
+    text(axes, x + (10 if name == "staging" else 7), y, words, 8.6, SOFT)
 
 
 def label(axes: Axes, y: float, name: str, words: str, colour: str) -> None:
     """What crosses the link, and of what."""
-    for line, size, down in ((name, 9.4, 0.0), (words, 7.6, 2.0)):
+    for line, size, down in ((name, 9.4, 0.0), (words, 7.4, 2.2)):
         weight = "bold" if line == name else "normal"
         text(axes, 47, y - down, line, size, colour, weight=weight, ha="center", backed=True)
 
