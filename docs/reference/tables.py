@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+MARKUP = re.compile(r"[*<\[\]]|(?<!\w)_|_(?!\w)")
 MADE = "<!-- Generated: `make references` writes this page anew. -->"
 
 
@@ -17,6 +18,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text whose stars, brackets and less-than signs are no Markdown, outside of code."""
+    """Text whose stars, brackets, less-than signs and outer underscores are no Markdown."""
     pieces = re.split(r"(`[^`]*`)", " ".join(text.split()))
-    return "".join(p if p.startswith("`") else re.sub(r"([*<\[\]])", r"\\\1", p) for p in pieces)
+    return "".join(p if p.startswith("`") else MARKUP.sub(r"\\\g<0>", p) for p in pieces)
