@@ -8,7 +8,7 @@ comma := ,
 TORCH := $(if $(filter-out 0,$(HAS_GPU)),torch>=2.11$(comma)<2.15,torch==2.13.0)
 
 
-.PHONY: help run test test-gpu lint types wheel clean
+.PHONY: help run test test-gpu lint types docs references wheel clean
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
 
@@ -38,9 +38,15 @@ types: $(VENV)/installed
 	$(BIN)/pip install --quiet --no-deps --target build/types .
 	$(BIN)/mypy
 
+docs: $(VENV)/installed  ## build the documentation into site/; a broken link is an error
+	$(BIN)/python -m mkdocs build  # a quiet one would not count warnings
+
+references: $(VENV)/installed  ## write docs/reference/ anew, from the typed config and the commands
+	$(BIN)/python docs/reference/generate.py
+
 wheel: $(VENV)/installed  ## build a wheel into dist/
 	rm -rf build dist
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:  ## remove everything that was made here
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from residency.commands import policies, trace
+from residency.commands.panels import Panels
 from residency.commands.replay import replay
 from residency.commands.terminal import (
     USAGE_ERROR,
@@ -31,11 +32,15 @@ if TYPE_CHECKING:
     from residency.policies.base import Conflict
 
 app = typer.Typer(
+    cls=Panels,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     help="Compose a cache policy, a prefill mode and a decode target from config, run them on a "
-    "real Mixture-of-Experts model whose experts live in host memory, and see what that cost.",
+    "real Mixture-of-Experts model whose experts live in host memory, and see what that cost.\n\n"
+    "Begin with `residency run`: a small trained model comes with the package. Words of the form "
+    "`cache=lru` or `cache.slots=64` override the config, and `residency policies` lists what "
+    "there is to choose from.",
 )
 app.add_typer(trace.app, name="trace")
 app.add_typer(policies.app, name="policies")
@@ -53,18 +58,28 @@ def run(
     out_dir: Out = None,
     force: Force = False,
     routes: Annotated[
-        Path | None, typer.Option("--routes", help="Record where each token is routed.")
+        Path | None,
+        typer.Option(
+            "--routes", metavar="FILE", help="Record there where each token is routed, for replay."
+        ),
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option("--save-state", help="Keep slots and history there, for cache.warm_start."),
+        typer.Option(
+            "--save-state",
+            metavar="FILE",
+            help="Keep slots and history there, for a later run's cache.warm_start=FILE.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Prefill and decode a prompt, streaming the text; ends with a table of what it cost.
 
-    A word without "=" is taken as the prompt: `residency run "ROMEO:" cache=lru`. Several prompts
-    are decoded together: `residency run -p "ROMEO:" -p "JULIET:"`.
+    A word without "=" is taken as the prompt; several prompts are decoded together.
+
+    * `residency run "ROMEO:" cache=lru cache.slots=25%`
+    * `residency run -p "ROMEO:" -p "JULIET:"`
+    * `residency run -f prompt.txt model=folder model.path=~/models/X --out runs/x`
     """
     with user_errors():
         from residency.conf import build_engine
@@ -115,9 +130,11 @@ def bench(
 ) -> None:
     """Time prompts of several lengths and decode, beside the limits of the machine.
 
-    `--out` also gets chart.png. Models with made-up weights are for this:
-    `residency bench model=qwen3_30b_a3b model.layers=24 model.routing=even`.
-    `experiment=short_chunk_ttft` draws every prefill mode over the chunk's length instead.
+    Models with made-up weights are for this: they need no files. `--out` also gets chart.png.
+
+    * `residency bench workload.lengths=[16,256]`
+    * `residency bench model=qwen3_30b_a3b model.layers=24 model.routing=even --out runs/b`
+    * `residency bench experiment=short_chunk_ttft`: every prefill mode over the chunk's length
     """
     with user_errors():
         from residency.conf import build_engine
@@ -151,8 +168,8 @@ def inspect(
         list[str] | None,
         typer.Argument(
             metavar="MODEL [OVERRIDES]",
-            help="A model folder, an option of the group model, or overrides, e.g. "
-            "model.context=32768 prefill.groups=16",
+            help="A model folder, or an option of the group model, e.g. qwen3_30b_a3b; behind it "
+            "overrides of the groups model and prefill.",
             show_default=False,
         ),
     ] = None,
@@ -161,7 +178,10 @@ def inspect(
 ) -> None:
     """Show a model's sizes, how its experts are stored, and what pool a GPU's memory affords.
 
-    Reads configs and headers alone: `residency inspect ~/models/Qwen3-30B-A3B`.
+    Reads configs and headers alone, so it comes at once whatever the size.
+
+    * `residency inspect ~/models/Qwen3-30B-A3B`
+    * `residency inspect qwen3_30b_a3b model.context=32768 prefill.groups=16`
     """
     with user_errors():
         from residency.conf.commands import compose_inspect
@@ -182,7 +202,7 @@ def validate(
     overrides: Overrides = None,
     config_file: ConfigFile = None,
     matrix: Annotated[
-        bool, typer.Option("--matrix", help="Judge every cache x prefill x decode x device.")
+        bool, typer.Option("--matrix", help="Judge all of cache x prefill x decode x device.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -190,6 +210,9 @@ def validate(
 
     Exit status 2 on a conflict, 0 otherwise. decode=gpu means "in the device's slots": it is the
     target for device=cpu too, whose slots are plain memory.
+
+    * `residency validate cache=lru cache.slots=10% decode=hybrid`
+    * `residency validate --matrix`
     """
     with user_errors():
         if matrix:

@@ -30,21 +30,23 @@ class ShowsByDefault(TyperGroup):
 app = typer.Typer(
     cls=ShowsByDefault,
     rich_markup_mode="markdown",
-    help="List the policies of every group, or show one with its parameters and what it refuses: "
-    "`residency policies lrfu`. `residency policies new` begins one of your own.",
+    help="List the policies of every group, show one, or begin one of your own.\n\n"
+    "A name alone shows that policy with its parameters and what it refuses.\n\n"
+    "* `residency policies`\n* `residency policies lrfu`\n"
+    "* `residency policies new count --kind cache`",
 )
 
 
 @app.command(SHOW)
 def show(
     name: Annotated[
-        str | None, typer.Argument(help="Show this one, e.g. lrfu or cache/lrfu.")
+        str | None, typer.Argument(metavar="NAME", help="Show this one, e.g. lrfu or cache/lrfu.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """List the policies of every group, or show one with its parameters and what it refuses.
 
-    The word `show` may be left out.
+    The word `show` may be left out: `residency policies lrfu`.
     """
     with user_errors():
         from residency.conf.catalog import policies_named
@@ -65,16 +67,22 @@ def show(
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the option: cache=NAME.")],
-    kind: Annotated[str, typer.Option("--kind", help="cache, prefill or decode.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="What the option is called: cache=NAME.")
+    ],
+    kind: Annotated[str, typer.Option("--kind", metavar="KIND", help="cache, prefill or decode.")],
     folder: Annotated[
-        Path | None, typer.Option("--folder", help="Write there; else into ./NAME.")
+        Path | None,
+        typer.Option("--folder", metavar="DIR", help="Write the package there, not into ./NAME."),
     ] = None,
 ) -> None:
     """Write a package with a small policy that works: class, YAML, tests, entry point.
 
-    Installed, it is an option like any other: `residency policies new count --kind cache`,
-    `pip install -e count`, `residency run cache=count`.
+    Installed, it is an option like any other.
+
+    * `residency policies new count --kind cache`
+    * `pip install -e count`
+    * `residency run cache=count`
     """
     with user_errors():
         from residency.conf.scaffold import write_package

@@ -12,8 +12,9 @@ from residency.commands.terminal import Force, Json, Out, err, out, user_errors
 Words = Annotated[
     list[str],
     typer.Argument(
-        metavar="trace=FILE [KEY=VALUE,...]",
-        help="trace, cache and its keys, slots; several values of a key are several curves.",
+        metavar="trace=FILE [KEY=VALUES]",
+        help="Of the keys trace, cache, slots and the policies' own; values have commas between "
+        "them, and each is a curve.",
         show_default=False,
     ),
 ]
@@ -22,8 +23,10 @@ Words = Annotated[
 def replay(words: Words, out_dir: Out = None, force: Force = False, as_json: Json = False) -> None:
     """Replay recorded routes: miss ratios of policies over pool sizes, beside Belady's bound.
 
-    `residency replay trace=routes.safetensors cache=lru,lrfu cache.decay=0.1,0.5 slots=192,25%`.
-    `--out` also gets curves.png.
+    `residency trace record` writes routes. `--out` also gets curves.png.
+
+    * `residency replay trace=routes.safetensors slots=25%,50%`
+    * `residency replay trace=routes.safetensors cache=lru,lrfu cache.decay=0.1,0.5 slots=192,all`
     """
     with user_errors():
         from residency.conf.replaying import ask

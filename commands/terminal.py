@@ -29,12 +29,17 @@ Overrides = Annotated[
 ]
 Prompts = Annotated[
     list[str] | None,
-    typer.Option("--prompt", "-p", help="The text to continue; several are decoded together."),
+    typer.Option(
+        "--prompt", "-p", metavar="TEXT", help="The text to continue; several are decoded together."
+    ),
 ]
 PromptFiles = Annotated[
     list[str] | None,
     typer.Option(
-        "--prompt-file", "-f", help="Read it from a file; - is stdin, .jsonl has one a line."
+        "--prompt-file",
+        "-f",
+        metavar="FILE",
+        help="Read the prompt from a file; - is stdin, .jsonl has one a line.",
     ),
 ]
 ConfigFile = Annotated[
@@ -45,7 +50,10 @@ ConfigFile = Annotated[
     ),
 ]
 Cfg = Annotated[bool, typer.Option("--cfg", help="Print the composed config and stop.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Write result.json and config.yaml there.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Write result.json and config.yaml there."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace a result in --out.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 

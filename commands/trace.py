@@ -13,11 +13,12 @@ from residency.commands.terminal import Json, Overrides, err, out, user_errors
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Record, import and look at routes: where each token went.",
+    help="Record, import and look at routes: where each token went. `residency replay` tries other "
+    "caches on them.",
 )
 
 File = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The trace, .safetensors (mapped) or .npz.")
+    Path, typer.Argument(metavar="FILE", help="The trace, named .safetensors or .npz.")
 ]
 Replace = Annotated[bool, typer.Option("--force", help="Replace FILE.")]
 
@@ -28,18 +29,26 @@ def record(
     overrides: Overrides = None,
     prompts: Annotated[
         list[str] | None,
-        typer.Option("--prompt", "-p", help="A text to continue; several follow one another."),
+        typer.Option(
+            "--prompt", "-p", metavar="TEXT", help="A text to continue; several follow one another."
+        ),
     ] = None,
     prompt_files: Annotated[
         list[str] | None,
-        typer.Option("--prompt-file", "-f", help="Read it from a file; .jsonl has one a line."),
+        typer.Option(
+            "--prompt-file",
+            "-f",
+            metavar="FILE",
+            help="Read the prompt from a file; - is stdin, .jsonl has one a line.",
+        ),
     ] = None,
     force: Replace = False,
     as_json: Json = False,
 ) -> None:
     """Run prompts one after the other and write down where each token was routed.
 
-    `residency trace record routes.safetensors -p "ROMEO:" -p "JULIET:" cache.slots=25%`
+    * `residency trace record routes.safetensors -p "ROMEO:" -p "JULIET:" cache.slots=25%`
+    * `residency trace record routes.safetensors -f prompts.jsonl model=folder model.path=models/X`
     """
     with user_errors():
         from residency.conf import build_engine
@@ -64,31 +73,52 @@ def import_(
     ],
     file: File,
     domains: Annotated[
-        str | None, typer.Option("--domains", help="A JSON list of names, one a request.")
+        str | None,
+        typer.Option("--domains", metavar="FILE", help="A JSON list of names, one a request."),
     ] = None,
     experts: Annotated[
-        int | None, typer.Option("--experts", help="Of a layer; else the highest id + 1.")
+        int | None,
+        typer.Option(
+            "--experts", metavar="N", help="Experts of a layer; if not given, the highest id + 1."
+        ),
     ] = None,
     layers: Annotated[
-        int | None, typer.Option("--layers", help="MoE layers, of routes that come flat.")
+        int | None,
+        typer.Option("--layers", metavar="N", help="MoE layers, for routes in a flat list."),
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option("--top-k", help="Experts a token, of routes that come flat.")
+        int | None,
+        typer.Option("--top-k", metavar="N", help="Experts of a token, for routes in a flat list."),
     ] = None,
     prompt_tokens: Annotated[
         int | None,
-        typer.Option("--prompt-tokens", help="Of each request, where the source tells no phases."),
+        typer.Option(
+            "--prompt-tokens",
+            metavar="N",
+            help="Tokens of each request that are its prompt, where the source tells no phases.",
+        ),
     ] = None,
     chunk_tokens: Annotated[
-        int, typer.Option("--chunk-tokens", help="Prompts are cut into such chunks.")
+        int,
+        typer.Option(
+            "--chunk-tokens", metavar="N", help="Tokens of a chunk; prompts are cut into chunks."
+        ),
     ] = 8192,
     admit_tokens: Annotated[
-        int, typer.Option("--admit-tokens", help="The longest chunk that enters the slots.")
+        int,
+        typer.Option(
+            "--admit-tokens", metavar="N", help="Tokens of the longest chunk that enters the slots."
+        ),
     ] = 256,
     force: Replace = False,
     as_json: Json = False,
 ) -> None:
-    """Turn what another recorder wrote into a trace file."""
+    """Turn what another recorder wrote into a trace file.
+
+    The source's name tells its kind: numpy arrays, JSON lines, or SGLang's recorder.
+
+    * `residency trace import routed_experts.npy routes.safetensors --prompt-tokens 512`
+    """
     with user_errors():
         from residency.conf.tracing import check_file, import_file, told
 
@@ -109,7 +139,10 @@ def import_(
 
 @app.command()
 def info(file: File, as_json: Json = False) -> None:
-    """Show reuse, stack distances, unions of experts, skew, and how they shift."""
+    """Show reuse, stack distances, unions of experts, skew, and how they shift.
+
+    * `residency trace info routes.safetensors`
+    """
     with user_errors():
         from residency.runtime.traces import read
         from residency.runtime.traces.info import info_of

@@ -12,8 +12,9 @@ from residency.commands.terminal import Force, Json, Out, err, out, user_errors
 Words = Annotated[
     list[str],
     typer.Argument(
-        metavar="cache=NAME trace=FILE cache.KEY=A,B,C...",
-        help="cache, trace, values to try for keys of the policy; slots, fit, report.",
+        metavar="cache=NAME trace=FILE cache.KEY=VALUES",
+        help="The policy, the routes, and values to try for its keys, with commas between them; "
+        "also slots, and the parts fit and report.",
         show_default=False,
     ),
 ]
@@ -22,8 +23,10 @@ Words = Annotated[
 def tune(words: Words, out_dir: Out = None, force: Force = False, as_json: Json = False) -> None:
     """Search a cache policy's keys by replay on one part of a trace, and report on another.
 
-    `residency tune cache=lrfu trace=routes.safetensors cache.decay=0.05,0.1,0.2 slots=25%`.
     Ends with the overrides to use.
+
+    * `residency tune cache=lrfu trace=routes.safetensors cache.decay=0.05,0.1,0.2 slots=25%`
+    * `residency tune cache=lfu trace=a.npz cache.half_life=16,64 fit=0%-80% report=80%-100%`
     """
     with user_errors():
         from residency.conf.tuning import ask

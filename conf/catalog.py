@@ -91,15 +91,17 @@ def _buildable(group: str) -> Iterator[tuple[str, Part]]:
 
 
 def _parameters(cls: type[Part], node: dict[str, object]) -> Iterator[Parameter]:
-    meanings = _meanings(cls.Config)
+    told = meanings(cls.Config)
     for field in dataclasses.fields(cls.Config):
-        yield Parameter(field.name, node.get(field.name), meanings.get(field.name, ""))
+        yield Parameter(field.name, node.get(field.name), told.get(field.name, ""))
 
 
-def _meanings(config: type) -> dict[str, str]:
+def meanings(config: type) -> dict[str, str]:
     """What the docstrings of a config class and its bases say of each key, as `key: meaning`."""
+    keys = "|".join(field.name for field in dataclasses.fields(config))
+    told = re.compile(rf"^({keys}): ((?:.|\n(?!(?:{keys}): ))+)", re.MULTILINE)
     found: dict[str, str] = {}
     for cls in reversed(config.__mro__):
-        for match in re.finditer(r"^(\w+): ((?:.|\n(?!\w+: ))+)", inspect.getdoc(cls) or "", re.M):
+        for match in told.finditer(inspect.getdoc(cls) or "") if keys else ():
             found[match[1]] = " ".join(match[2].split())
     return found
