@@ -64,11 +64,12 @@ def run(
     """Prefill and decode a prompt, streaming the text; ends with a table of what it cost.
 
     A word without "=" is taken as the prompt: `residency run "ROMEO:" cache=lru`. Several prompts
-    are decoded together: `residency run -p "ROMEO:" -p "JULIET:"`.
+    are decoded together: `residency run -p "ROMEO:" -p "JULIET:"`. `profile=true --out DIR` also
+    writes trace.json, of one chunk and one decode step, for ui.perfetto.dev.
     """
     with user_errors():
         from residency.conf import build_engine
-        from residency.conf.commands import compose_run
+        from residency.conf.commands import compose_run, require_folder
         from residency.conf.progress import loading_bar
         from residency.runtime.prompts import check_number
         from residency.runtime.results import ResultFolder, require_writable
@@ -80,6 +81,7 @@ def run(
             out.print(config.yaml(), end="", markup=False, soft_wrap=True)
             return
         _refuse_conflicts(list(config.conflicts()))
+        require_folder(config, out_dir)
         folder = ResultFolder(out_dir, force) if out_dir else None
         if routes:
             require_writable(routes, "--routes")
@@ -92,10 +94,11 @@ def run(
             report = config.workload.run(engine, None if as_json else _printer(texts[0]))
             if state:
                 engine.save_state(state)
+            others = engine.runtime.profile.files()
         if recorder and routes:
             recorder.save(routes)
         if folder:
-            folder.write(report.as_dict(), config.yaml())
+            folder.write(report.as_dict(), config.yaml(), others)
         if as_json:
             print(json.dumps(report.as_dict()))
             return

@@ -79,7 +79,7 @@ def build_engine(
     for conflict in config.conflicts():
         raise ConfigError(str(conflict))
     device = config.device.open()
-    return Engine(
+    engine = Engine(
         config.model.architecture,
         config.model.weights(),
         config.policies,
@@ -91,6 +91,9 @@ def build_engine(
         notes=[*config.model.notes(), *config.device.notes()],
         **config.device.engine_options(),
     )
+    if config.root.profile:
+        engine.runtime.profile_steps()
+    return engine
 
 
 def _nested(cls: type[Part], config: Any) -> dict[str, Part | list[Part]]:

@@ -1,0 +1,160 @@
+"""A profile: one chunk of a prompt and one decode step, written down for a trace viewer.
+
+Beside our own spans (`timeline`) it holds what torch.profiler saw: operators of the host, and on
+CUDA every kernel and copy of every stream, those inside graphs included. Each step is a session
+of the profiler's; a mark of known time in it brings its clock onto ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, record_function
+
+from residency.policies.step import Phase
+from residency.runtime.lanes import Lanes
+from residency.runtime.timeline import Recording, Timeline, Track, track_metadata
+
+TRACE_NAME = "trace.json"
+DECODE_STEP = 2  # on CUDA the first runs eagerly, the second is captured, this one is replayed
+NOTE = "profiled: times are not comparable"
+_CLOCK = "residency: clock"
+_STREAM = "residency: "
+
+
+class Unprofiled:
+    """No step is written down."""
+
+    @contextmanager
+    def step(self, phase: Phase, taken: bool) -> Iterator[None]:
+        """A step runs inside. taken: it is the one of its phase to write down."""
+        yield
+
+    def files(self) -> dict[str, bytes]:
+        """What goes beside a result, by name."""
+        return {}
+
+    def notes(self) -> list[str]:
+        """Lines for a report."""
+        return []
+
+
+class Profile(Unprofiled):
+    """Writes down the steps that are taken; of each phase, the last one.
+
+    streams: by their names in the trace; none on the CPU.
+    """
+
+    def __init__(self, lanes: Lanes, streams: Mapping[str, torch.cuda.Stream]) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else it prints its progress
+        self._lanes = lanes
+        self._streams = dict(streams)
+        self._events: dict[Phase, list[dict[str, Any]]] = {}
+
+    @contextmanager
+    def step(self, phase: Phase, taken: bool) -> Iterator[None]:
+        if not taken:
+            yield
+            return
+        activities = [ProfilerActivity.CPU]
+        if self._lanes.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        with torch.profiler.profile(activities=activities) as profiler:
+            clock_s = time.perf_counter()
+            with record_function(_CLOCK):
+                pass
+            self._mark_streams()
+            recording = self._lanes.timeline = Recording(self._lanes)
+            try:
+                with recording.during(Track.STEPS, str(phase)):
+                    yield
+                    self._lanes.synchronize()
+            finally:
+                self._lanes.timeline = Timeline()
+        seen = _aligned(_exported(profiler), clock_s)
+        self._events[phase] = [*recording.events(), *_with_stream_names(seen)]
+
+    def _mark_streams(self) -> None:
+        """A little work on each stream, by which the profiler tells which of its numbers it has."""
+        for name, stream in self._streams.items():
+            with torch.cuda.stream(stream), record_function(f"{_STREAM}{name}"):
+                torch.zeros(1, device=self._lanes.device)
+        self._lanes.synchronize()
+
+    def trace(self) -> dict[str, Any]:
+        """The trace in Chrome's format, which ui.perfetto.dev opens. Times begin with the first."""
+        events = [event for phase in self._events.values() for event in phase]
+        start = min((event["ts"] for event in events if event["ph"] == "X"), default=0.0)
+        shown = {json.dumps(event) for event in events if event["ph"] == "M"}
+        moved = [e | {"ts": e["ts"] - start} for e in events if e["ph"] != "M"]
+        named = [json.loads(text) for text in sorted(shown)]
+        return {
+            "displayTimeUnit": "ms",
+            "traceEvents": [*track_metadata(), *named, *moved],
+        }
+
+    def files(self) -> dict[str, bytes]:
+        return {TRACE_NAME: json.dumps(self.trace()).encode()}
+
+    def notes(self) -> list[str]:
+        """Lines for a report."""
+        taken = " and ".join(
+            {Phase.PREFILL: "a chunk of the prompt", Phase.DECODE: "a decode step"}[phase]
+            for phase in self._events
+        )
+        return [f"{NOTE}; {TRACE_NAME} has {taken or 'no step'}"]
+
+
+def _exported(profiler: torch.profiler.profile) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / TRACE_NAME
+        profiler.export_chrome_trace(str(file))
+        events: list[dict[str, Any]] = json.loads(file.read_text())["traceEvents"]
+    return [e for e in events if e["ph"] in "XMsf" and e.get("pid") not in ("Spans", "Traces")]
+
+
+def _aligned(events: list[dict[str, Any]], clock_s: float) -> Iterator[dict[str, Any]]:
+    """The events by the host's clock, which said `clock_s` at the mark."""
+    at = next((e["ts"] for e in events if e["name"] == _CLOCK and e["ph"] == "X"), None)
+    if at is None:
+        return
+    for event in events:
+        if event["ph"] == "M":
+            yield _renamed(event) | {"ts": 0}
+        elif event["ts"] >= at and event["name"] != _CLOCK:
+            yield event | {"ts": clock_s * 1e6 + event["ts"] - at}
+
+
+def _renamed(event: dict[str, Any]) -> dict[str, Any]:
+    """The processes that torch calls all the same, after what runs in them."""
+    if event["name"] != "process_name":
+        return event
+    host = event["pid"] == os.getpid()
+    what = "torch: operators of the host" if host else f"torch: GPU {event['pid']}, by stream"
+    return event | {"args": {"name": what}}
+
+
+def _with_stream_names(events: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The events without the marks of streams; the streams have our names instead."""
+    kept = list(events)
+    marks = [e for e in kept if e["ph"] == "X" and e["name"].startswith(_STREAM)]
+    names = {
+        (e["pid"], e["tid"]): e["name"].removeprefix(_STREAM)
+        for e in marks
+        if e.get("cat") == "gpu_user_annotation"
+    }
+    for event in kept:
+        place = (event["pid"], event.get("tid"))
+        if event["ph"] == "M" and event["name"] == "thread_name" and place in names:
+            args = {"name": f"{names[place]} ({event['args']['name'].strip()})"}
+            yield event | {"args": args}
+        elif event not in marks:
+            yield event
