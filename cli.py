@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from residency.commands import policies, trace
+from residency.commands.completion import complete_inspected
 from residency.commands.replay import replay
 from residency.commands.terminal import (
     USAGE_ERROR,
@@ -156,6 +157,7 @@ def inspect(
             metavar="MODEL [OVERRIDES]",
             help="A model folder, an option of the group model, or overrides, e.g. "
             "model.context=32768 prefill.groups=16",
+            autocompletion=complete_inspected,
             show_default=False,
         ),
     ] = None,
