@@ -94,8 +94,8 @@ def _compose(
         )
     if config.root.profile and command != "run":
         raise ConfigError(
-            f"profile=true: `residency {command}` times, and a profiled run is slower; leave it "
-            "out, or take `residency run`"
+            f"profile=true: `residency {command}` times, and a profiled run is slower; give "
+            "profile=false, or take `residency run`"
         )
     return config
 
@@ -103,7 +103,9 @@ def _compose(
 def require_folder(config: Config, folder: Path | None) -> None:
     """Raises ConfigError for a trace that would have no place."""
     if config.root.profile and folder is None:
-        raise ConfigError("profile=true: trace.json needs a folder; add --out DIR")
+        raise ConfigError(
+            "profile=true: trace.json needs a folder; add --out DIR, or give profile=false"
+        )
 
 
 def _read_prompts(file: str) -> list[str]:

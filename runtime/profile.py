@@ -80,7 +80,7 @@ class Profile(Unprofiled):
             finally:
                 self._lanes.timeline = Timeline()
         seen = _aligned(_exported(profiler), clock_s)
-        self._events[phase] = [*recording.events(), *_with_stream_names(seen)]
+        self._events[phase] = [*recording.events(), *_shown(seen, recording.begin_s)]
 
     def _mark_streams(self) -> None:
         """A little work on each stream, by which the profiler tells which of its numbers it has."""
@@ -128,33 +128,34 @@ def _aligned(events: list[dict[str, Any]], clock_s: float) -> Iterator[dict[str,
         return
     for event in events:
         if event["ph"] == "M":
-            yield _renamed(event) | {"ts": 0}
+            yield event | {"ts": 0}
         elif event["ts"] >= at and event["name"] != _CLOCK:
             yield event | {"ts": clock_s * 1e6 + event["ts"] - at}
 
 
-def _renamed(event: dict[str, Any]) -> dict[str, Any]:
-    """The processes that torch calls all the same, after what runs in them."""
-    if event["name"] != "process_name":
-        return event
-    host = event["pid"] == os.getpid()
-    what = "torch: operators of the host" if host else f"torch: GPU {event['pid']}, by stream"
-    return event | {"args": {"name": what}}
-
-
-def _with_stream_names(events: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The events without the marks of streams; the streams have our names instead."""
-    kept = list(events)
-    marks = [e for e in kept if e["ph"] == "X" and e["name"].startswith(_STREAM)]
-    names = {
-        (e["pid"], e["tid"]): e["name"].removeprefix(_STREAM)
-        for e in marks
-        if e.get("cat") == "gpu_user_annotation"
+def _shown(events: Iterator[dict[str, Any]], begin_s: float) -> Iterator[dict[str, Any]]:
+    """The events since `begin_s`; streams have our names, by the marks that came before."""
+    seen = list(events)
+    streams = {
+        (event["pid"], event["tid"]): event["name"].removeprefix(_STREAM)
+        for event in seen
+        if event.get("cat") == "gpu_user_annotation" and event["name"].startswith(_STREAM)
     }
-    for event in kept:
-        place = (event["pid"], event.get("tid"))
-        if event["ph"] == "M" and event["name"] == "thread_name" and place in names:
-            args = {"name": f"{names[place]} ({event['args']['name'].strip()})"}
-            yield event | {"args": args}
-        elif event not in marks:
-            yield event
+    since = [event for event in seen if event["ph"] != "M" and event["ts"] >= begin_s * 1e6]
+    places = {event["pid"] for event in since}  # torch names devices that did nothing, too
+    for event in seen:
+        if event["ph"] == "M" and event["pid"] in places:
+            yield _renamed(event, streams.get((event["pid"], event.get("tid"))))
+    yield from since
+
+
+def _renamed(event: dict[str, Any], stream: str | None) -> dict[str, Any]:
+    """Processes, which torch names all the same, after what runs in them, and streams by ours."""
+    if event["name"] == "process_name":
+        host = event["pid"] == os.getpid()
+        name = "torch: operators of the host" if host else f"torch: GPU {event['pid']}, by stream"
+    elif event["name"] == "thread_name" and stream is not None:
+        name = f"{stream} ({event['args']['name'].strip()})"
+    else:
+        return event
+    return event | {"args": {"name": name}}

@@ -8,7 +8,7 @@ import torch
 from command import assert_refused, residency
 from conftest import tiny_engine
 
-from residency.runtime.profile import NOTE, TRACE_NAME
+from residency.runtime.profile import NOTE, TRACE_NAME, _aligned, _shown
 from residency.runtime.timeline import PROCESS, TRACK_NAMES, Track
 
 PROMPT = list(range(3, 23))
@@ -157,6 +157,30 @@ def test_a_run_writes_it_beside_the_result(tmp_path):
     assert_refused(residency("bench", "profile=true"), "profile=true", "residency run")
     record = residency("trace", "record", tmp_path / "r.npz", "profile=true")
     assert_refused(record, "profile=true", "residency run")
+
+
+def test_streams_are_named_by_the_marks_that_came_before():
+    """On events made up as torch's profiler writes those of a GPU."""
+    mark = {"ph": "X", "cat": "gpu_user_annotation", "name": "residency: copies"}
+    copy = {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD", "dur": 1.0}
+    clock = {"ph": "X", "cat": "user_annotation", "name": "residency: clock", "dur": 0.1}
+    names = [{"ph": "M", "name": "thread_name", "tid": tid, "ts": 9.0} for tid in (7, 20)]
+    events = [
+        *(e | {"pid": 0, "args": {"name": f"stream {e['tid']} "}} for e in names),
+        *({"ph": "M", "name": "process_name", "pid": p, "tid": 0, "args": {}} for p in (0, 1)),
+        clock | {"pid": 77, "tid": 77, "ts": 1000.0},
+        mark | {"pid": 0, "tid": 20, "ts": 1010.0, "dur": 2.0},
+        copy | {"pid": 0, "tid": 20, "ts": 2000.0},
+    ]
+    shown = list(_shown(_aligned(events, clock_s=5.0), begin_s=5.0005))
+    assert [e["args"]["name"] for e in shown if e["name"] == "thread_name"] == [
+        "stream 7 ",
+        "copies (stream 20)",
+    ]
+    (process,) = [e["args"]["name"] for e in shown if e["name"] == "process_name"]
+    assert process == "torch: GPU 0, by stream"
+    (only,) = [e for e in shown if e["ph"] == "X"]
+    assert (only["name"], only["ts"]) == ("Memcpy HtoD", 5.001e6)
 
 
 @pytest.mark.gpu
