@@ -55,6 +55,8 @@ def part_class(group: str, target: object, *, custom: bool = False) -> type[Part
         cls = getattr(importlib.import_module(module), name)
     except Exception as error:  # whatever the code of others may raise
         reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError):
+            reason += "; PYTHONPATH=. finds modules of this folder"
         raise ConfigError(f"{group}._target_={target}: cannot be imported ({reason})") from error
     if not (isinstance(cls, type) and issubclass(cls, Part)):
         raise ConfigError(f"{group}._target_={target}: that is not a part of residency")

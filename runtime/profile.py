@@ -26,6 +26,7 @@ from residency.runtime.timeline import Recording, Timeline, Track, track_metadat
 TRACE_NAME = "trace.json"
 DECODE_STEP = 2  # on CUDA the first runs eagerly, the second is captured, this one is replayed
 NOTE = "profiled: times are not comparable"
+GAP_US = 1000.0  # between the steps of a trace
 _CLOCK = "residency: clock"
 _STREAM = "residency: "
 
@@ -90,16 +91,23 @@ class Profile(Unprofiled):
         self._lanes.synchronize()
 
     def trace(self) -> dict[str, Any]:
-        """The trace in Chrome's format, which ui.perfetto.dev opens. Times begin with the first."""
-        events = [event for phase in self._events.values() for event in phase]
-        start = min((event["ts"] for event in events if event["ph"] == "X"), default=0.0)
-        shown = {json.dumps(event) for event in events if event["ph"] == "M"}
-        moved = [e | {"ts": e["ts"] - start} for e in events if e["ph"] != "M"]
-        named = [json.loads(text) for text in sorted(shown)]
-        return {
-            "displayTimeUnit": "ms",
-            "traceEvents": [*track_metadata(), *named, *moved],
-        }
+        """The trace in Chrome's format, which ui.perfetto.dev opens.
+
+        The steps follow at once: what lay between them would fill the screen with nothing.
+        """
+        names: dict[str, None] = {}
+        moved = []
+        begin = 0.0
+        for events in self._events.values():
+            first = min(event["ts"] for event in events if event["ph"] == "X")
+            for event in events:
+                if event["ph"] == "M":
+                    names[json.dumps(event)] = None
+                else:
+                    moved.append(event | {"ts": event["ts"] - first + begin})
+            begin = GAP_US + max(e["ts"] + e["dur"] for e in moved if e["ph"] == "X")
+        shown = [*track_metadata(), *map(json.loads, names), *moved]
+        return {"displayTimeUnit": "ms", "traceEvents": shown}
 
     def files(self) -> dict[str, bytes]:
         return {TRACE_NAME: json.dumps(self.trace()).encode()}

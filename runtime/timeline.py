@@ -118,7 +118,8 @@ def _event(
     if name == "layer":
         name = f"layer {args['layer']}"
     elif "experts" in args or "rows" in args:
-        name = f"{name}: {len(args.get('experts') or args.get('rows', ()))} experts"
+        count = len(args["experts"] if "experts" in args else args["rows"])
+        name = f"{name}: {count} expert{'s' if count != 1 else ''}"
     return {
         "ph": "X",
         "cat": "residency",

@@ -107,6 +107,8 @@ def test_layers_lie_within_their_step_and_all_else_too(run):
     assert set(steps) == {"prefill", "decode"}
     layers = [e["name"] for e in own(events, Track.STEPS) if e["args"]]
     assert layers == [f"layer {i}" for i in range(3)] * 2
+    prefill, decode = steps["prefill"], steps["decode"]
+    assert ended(prefill) < decode["ts"] < ended(prefill) + 1e5, "a viewer shows both at once"
     for event in own(events, *Track):
         assert any(s["ts"] <= event["ts"] and ended(event) <= ended(s) for s in steps.values())
 
