@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from residency.commands import policies, trace
+from residency.commands.completion import complete_inspected
 from residency.commands.panels import Panels
 from residency.commands.replay import replay
 from residency.commands.terminal import (
@@ -80,10 +81,11 @@ def run(
     * `residency run "ROMEO:" cache=lru cache.slots=25%`
     * `residency run -p "ROMEO:" -p "JULIET:"`
     * `residency run -f prompt.txt model=folder model.path=~/models/X --out runs/x`
+    * `residency run profile=true --out runs/x` also writes trace.json, for ui.perfetto.dev
     """
     with user_errors():
         from residency.conf import build_engine
-        from residency.conf.commands import compose_run
+        from residency.conf.commands import compose_run, require_folder
         from residency.conf.progress import loading_bar
         from residency.runtime.prompts import check_number
         from residency.runtime.results import ResultFolder, require_writable
@@ -95,6 +97,7 @@ def run(
             out.print(config.yaml(), end="", markup=False, soft_wrap=True)
             return
         _refuse_conflicts(list(config.conflicts()))
+        require_folder(config, out_dir)
         folder = ResultFolder(out_dir, force) if out_dir else None
         if routes:
             require_writable(routes, "--routes")
@@ -107,10 +110,11 @@ def run(
             report = config.workload.run(engine, None if as_json else _printer(texts[0]))
             if state:
                 engine.save_state(state)
+            others = engine.runtime.profile.files()
         if recorder and routes:
             recorder.save(routes)
         if folder:
-            folder.write(report.as_dict(), config.yaml())
+            folder.write(report.as_dict(), config.yaml(), others)
         if as_json:
             print(json.dumps(report.as_dict()))
             return
@@ -170,6 +174,7 @@ def inspect(
             metavar="MODEL [OVERRIDES]",
             help="A model folder, or an option of the group model, e.g. qwen3_30b_a3b; behind it "
             "overrides of the groups model and prefill.",
+            autocompletion=complete_inspected,
             show_default=False,
         ),
     ] = None,

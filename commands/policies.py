@@ -21,7 +21,8 @@ class ShowsByDefault(TyperGroup):
     """A word that is no command of the group is the policy that `show` shows."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or args[0] not in (*self.commands, "--help"):
+        completing = ctx.resilient_parsing and not args
+        if not completing and (not args or args[0] not in (*self.commands, "--help")):
             args = [SHOW, *args]
         parsed: list[str] = super().parse_args(ctx, args)
         return parsed

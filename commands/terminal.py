@@ -13,6 +13,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from residency.commands.completion import complete_overrides
+
 USAGE_ERROR = 2
 INTERRUPTED = 130
 
@@ -24,6 +26,7 @@ Overrides = Annotated[
     typer.Argument(
         metavar="OVERRIDES",
         help="Choices and keys in Hydra's syntax, e.g. cache=lrfu cache.decay=0.1",
+        autocompletion=complete_overrides,
         show_default=False,
     ),
 ]
@@ -46,6 +49,7 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option(
         "--config",
+        metavar="FILE",
         help="Begin with this config, as --cfg or a result has it; overrides come on top.",
     ),
 ]

@@ -55,6 +55,8 @@ def part_class(group: str, target: object, *, custom: bool = False) -> type[Part
         cls = getattr(importlib.import_module(module), name)
     except Exception as error:  # whatever the code of others may raise
         reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError):
+            reason += "; PYTHONPATH=. finds modules of this folder"
         raise ConfigError(f"{group}._target_={target}: cannot be imported ({reason})") from error
     if not (isinstance(cls, type) and issubclass(cls, Part)):
         raise ConfigError(f"{group}._target_={target}: that is not a part of residency")
@@ -79,7 +81,7 @@ def build_engine(
     for conflict in config.conflicts():
         raise ConfigError(str(conflict))
     device = config.device.open()
-    return Engine(
+    engine = Engine(
         config.model.architecture,
         config.model.weights(),
         config.policies,
@@ -91,6 +93,9 @@ def build_engine(
         notes=[*config.model.notes(), *config.device.notes()],
         **config.device.engine_options(),
     )
+    if config.root.profile:
+        engine.runtime.profile_steps()
+    return engine
 
 
 def _nested(cls: type[Part], config: Any) -> dict[str, Part | list[Part]]:

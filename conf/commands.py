@@ -92,7 +92,20 @@ def _compose(
             f"workload={own.name}: `residency {own.command}` runs it; choose another for "
             f"`residency {command}`, e.g. workload={workload}"
         )
+    if config.root.profile and command != "run":
+        raise ConfigError(
+            f"profile=true: `residency {command}` times, and a profiled run is slower; give "
+            "profile=false, or take `residency run`"
+        )
     return config
+
+
+def require_folder(config: Config, folder: Path | None) -> None:
+    """Raises ConfigError for a trace that would have no place."""
+    if config.root.profile and folder is None:
+        raise ConfigError(
+            "profile=true: trace.json needs a folder; add --out DIR, or give profile=false"
+        )
 
 
 def _read_prompts(file: str) -> list[str]:

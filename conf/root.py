@@ -19,10 +19,13 @@ from residency.policies.errors import ConfigError
 class Root:
     """Given as KEY=VALUE, or as KEY.NESTED=VALUE where a key holds keys of its own.
 
+    profile: `residency run` writes trace.json into --out: what one chunk of the prompt and one
+        decode step did and when, for ui.perfetto.dev. What is timed is slower then.
     allow_custom: `_target_` may name any class that can be imported, e.g.
         cache._target_=my_module.MyPolicy, not only those of residency and of installed plugins.
     """
 
+    profile: bool = False
     allow_custom: bool = False
 
 
@@ -59,4 +62,5 @@ def _fields(schema: type) -> Iterator[tuple[str, type | None]]:
     types = get_type_hints(schema)
     for field in dataclasses.fields(schema):
         kind = types[field.name]
-        yield field.name, kind if dataclasses.is_dataclass(kind) else None
+        nested = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+        yield field.name, kind if nested else None

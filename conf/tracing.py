@@ -32,6 +32,10 @@ def check_file(file: Path, force: bool) -> None:
 def compose_record(overrides: list[str], prompts: list[str], files: list[str]) -> list[Config]:
     """A run for each prompt: they are recorded one after the other."""
     config = compose_run(overrides, prompts, files)
+    if config.root.profile:
+        raise ConfigError(
+            "profile=true: `residency run` does that, with --out DIR; give profile=false"
+        )
     texts = config.workload.config.prompts
     if not texts:
         return [config]

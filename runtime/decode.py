@@ -18,6 +18,7 @@ from residency.runtime.lanes import Mark
 from residency.runtime.quotas import QuotaTable
 from residency.runtime.rates import StepTimes
 from residency.runtime.slots import SlotPool
+from residency.runtime.timeline import Track
 from residency.runtime.transfers import Transfers
 
 HOST = torch.device("cpu")
@@ -68,28 +69,37 @@ class DecodeExecutor:
 
     def layer(self, step: Step, call: Call) -> torch.Tensor:
         """The layer's output [T, H]."""
+        layer, timeline = step.layer, self.transfers.lanes.timeline
         work: Work = self.maths.begin(call)
         experts = call.ids_TK.flatten()
         quota = self.quotas.of(step.layer, len(experts))
-        admission = self.pool.admit(experts, step, quota)
+        with timeline.during(Track.POLICY, "admission", layer=layer):
+            admission = self.pool.admit(experts, step, quota)
         self.counters.count(step.layer, step.phase, admission.counts)
-        self.pool.touch(admission.unique, step)
+        with timeline.during(Track.POLICY, "touch", layer=layer):
+            self.pool.touch(admission.unique, step)
         placed = Placed.of(admission, step.layer, self.pool.space)
         copied = self._fetch(step, placed.misses)
-        self.maths.run(work, *placed.hits)
+        with timeline.computing("hits", layer=layer, experts=placed.hits.experts):
+            self.maths.run(work, *placed.hits)
         extra_TH = None
         if placed.on_host:
             start = time.perf_counter()
-            if self.host is None:
-                self._compute_in_torch(step, work, placed.on_host)
-            else:
-                extra_TH = self._compute_in_job(self.host, step, call, placed.on_host)
+            with timeline.during(
+                Track.HOST_EXPERTS, "experts", layer=layer, experts=placed.on_host
+            ):
+                if self.host is None:
+                    self._compute_in_torch(step, work, placed.on_host)
+                else:
+                    extra_TH = self._compute_in_job(self.host, step, call, placed.on_host)
             self._computed[step.layer] = len(placed.on_host)
             self._host_s[step.layer] = time.perf_counter() - start
         if placed.misses.experts:
             self.transfers.lanes.wait(copied)
-            self.maths.run(work, *placed.misses)
-        out_TH = work.combined()
+            with timeline.computing("lot", layer=layer, **placed.misses._asdict()):
+                self.maths.run(work, *placed.misses)
+        with timeline.computing("sum", layer=layer):
+            out_TH = work.combined()
         return out_TH if extra_TH is None else out_TH + extra_TH.to(out_TH)
 
     def _fetch(self, step: Step, misses: Rows) -> Mark:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from residency.policies.step import Phase
+from residency.runtime.profile import DECODE_STEP
 from residency.runtime.sampling import Sampler
 from residency.runtime.sequence import Rows
 
@@ -70,10 +72,12 @@ class Generation:
                 live.append(index)
                 last.append(token)
         self.prefill_copy_s = lanes.take_copy_seconds()
+        profiled = min(DECODE_STEP, max(max_new_tokens) - 2)  # the first token took no step
         while live:
             start = time.perf_counter()
             ids_B1 = torch.tensor(last, device=lanes.device)[:, None]
-            last = self._chosen(self.rows.decode(ids_B1), live)
+            with self.rows.runtime.profile.step(Phase.DECODE, len(self.step_s) == profiled):
+                last = self._chosen(self.rows.decode(ids_B1), live)
             self.step_s.append(time.perf_counter() - start)
             yield from [
                 (index, token)
@@ -93,7 +97,9 @@ class Generation:
         behind = len(prompt)
         for chunk in ids_1T.split(self.chunk_tokens, dim=1):
             behind -= chunk.shape[1]
-            logits_V = self.rows.prefill(chunk, behind)
+            newest = behind == 0 and index == len(self.continuations) - 1
+            with self.rows.runtime.profile.step(Phase.PREFILL, newest):
+                logits_V = self.rows.prefill(chunk, behind)
         (token,) = self._chosen(logits_V[None], [index])
         self.prefill_s += time.perf_counter() - start
         self.continuations[index].ttft_s = self.prefill_s

@@ -42,6 +42,10 @@ class HostNodes:
         """Whether the device has a clock that kernels can read."""
         return self._stream is not None
 
+    def streams(self) -> dict[str, torch.cuda.Stream]:
+        """None on the CPU."""
+        return {} if self._stream is None else {"host experts": self._stream}
+
     def job(self, layer: int, num_tokens: int) -> HostJob:
         """The layer's job for so many tokens; the same one each time."""
         key = (layer, num_tokens)

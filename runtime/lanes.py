@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import torch
 
+from residency.runtime.timeline import Timeline, Track
+
 
 class Mark:
     """A point in a lane's work that another lane can wait for. No event on the CPU: work is done.
@@ -56,6 +58,7 @@ class Lanes:
         self.device = device
         self._copy = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._copies: list[Mark] = []
+        self.timeline = Timeline()  # hears of copies, computations and waits
         self.copies_beside = device.type == "cuda"  # whether copies run beside the compute
 
     def mark(self, timed: bool = False) -> Mark:
@@ -68,8 +71,9 @@ class Lanes:
 
     def wait(self, mark: Mark) -> None:
         """The compute lane goes on only after `mark`."""
-        if mark.event is not None:
-            torch.cuda.current_stream(self.device).wait_event(mark.event)
+        with self.timeline.computing("wait for a copy", Track.STALLS):
+            if mark.event is not None:
+                torch.cuda.current_stream(self.device).wait_event(mark.event)
 
     def reading(self, tensor: torch.Tensor) -> Reading:
         """Start to read a tensor behind all work issued so far on the compute lane, so that the
@@ -100,6 +104,12 @@ class Lanes:
             yield done
             end.record(self._copy)
         done.begin, done.event = Mark(begin), end
+
+    def streams(self) -> dict[str, torch.cuda.Stream]:
+        """Both lanes' streams; none on the CPU."""
+        if self._copy is None:
+            return {}
+        return {"compute": torch.cuda.current_stream(self.device), "copies": self._copy}
 
     def synchronize(self) -> None:
         if self._copy is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -23,6 +24,12 @@ class Lot:
     ready: Mark
     buffer: Buffer | None = None
 
+    def only(self, chosen: torch.Tensor) -> Lot:
+        """Without the experts that are not chosen, bool [E]."""
+        used = [i for i, expert in enumerate(self.experts) if chosen[expert]]
+        experts, rows = ([of[i] for i in used] for of in (self.experts, self.rows))
+        return replace(self, experts=experts, rows=rows)
+
 
 @dataclass(frozen=True)
 class Pending:
@@ -32,6 +39,12 @@ class Pending:
     experts: list[int]
     slots: list[int] | None  # copied from these slots, or from the bank when None
     waited: bool
+
+
+def rows_of(lots: Iterable[Lot]) -> dict[int, int]:
+    """The rows of all their experts."""
+    pairs = [zip(lot.experts, lot.rows, strict=True) for lot in lots]
+    return dict(itertools.chain.from_iterable(pairs))
 
 
 def staged(

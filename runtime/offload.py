@@ -29,11 +29,13 @@ from residency.runtime.learning import Chosen, Learning
 from residency.runtime.memory import MemoryPlan
 from residency.runtime.policy_probe import probe
 from residency.runtime.prefill import PrefillExecutor
+from residency.runtime.profile import Profile, Unprofiled
 from residency.runtime.quotas import QuotaTable
 from residency.runtime.recorder import RouteRecorder
 from residency.runtime.routing import Routing
 from residency.runtime.slots import SlotPool
 from residency.runtime.staging import StagingRing
+from residency.runtime.timeline import Track
 from residency.runtime.transfers import Transfers
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ class OffloadRuntime:
         self.plan = plan
         self.routing = routing
         self.recorder: RouteRecorder | None = None
+        self.profile = Unprofiled()
         self._table_reads = list(table_reads)
         self.rows = torch.zeros(plan.num_rows, layout.row_bytes, dtype=torch.uint8, device=device)
         self.lanes = Lanes(device)
@@ -108,6 +111,7 @@ class OffloadRuntime:
         self.tokens_behind = 0  # tokens of the prompt in flight that come after this chunk
         self.begun_with: list[str] = []  # lines for a report, where it did not begin empty
         self._phase: Phase | None = None
+        self.streams = self.lanes.streams()
         transfers = Transfers(banks, self.rows, self.lanes, self.counters)
         ring = StagingRing(plan.num_slots, plan.ring, plan.group_size, self.lanes)
         maths: Maths = ExpertMath(layout, self.rows)
@@ -123,6 +127,8 @@ class OffloadRuntime:
             maths = FusedMaths(shape, self.rows, space.num_experts)
             beside = policies.decode.computes_on_host(space.num_layers)
             nodes = HostNodes.of(host, device) if beside else None
+            if nodes is not None:
+                self.streams |= nodes.streams()
             if nodes is not None or not beside:
                 self._decode = FusedDecode(
                     shape, self.pool, banks, self.rows, self.counters, self.quotas, nodes
@@ -225,7 +231,8 @@ class OffloadRuntime:
             call = call._replace(ids_TK=self.routing.routes(step, call.ids_TK))
         if self.recorder is not None:
             self.recorder.record(step, call.ids_TK, call.weights_TK)
-        out_TH = executor.layer(step, call)
+        with self.lanes.timeline.during(Track.STEPS, "layer", layer=layer):
+            out_TH = executor.layer(step, call)
         if self.recorder is not None and self._phase is Phase.PREFILL:
             self.recorder.note(layer, self._prefill.entering.entries())
         return out_TH
@@ -249,11 +256,15 @@ class OffloadRuntime:
 
     def notes(self) -> list[str]:
         """Lines for a report, on what has run."""
-        notes = [*self.begun_with, *self.quotas.notes()]
+        notes = [*self.begun_with, *self.quotas.notes(), *self.profile.notes()]
         beside = self.policies.decode.computes_on_host(self.banks.space.num_layers)
         if self.rows.device.type == "cuda" and beside and not self.capturable:
             notes.append("decode runs outside a graph: no native function computes these experts")
         return notes
+
+    def profile_steps(self) -> None:
+        """From now on, write down each call's last chunk of prompts and one of its decode steps."""
+        self.profile = Profile(self.lanes, self.streams)
 
     def forget(self) -> None:
         """Empty the slots and the policy's memory, as if nothing had ever run."""

@@ -8,7 +8,6 @@ when the router has spoken, before anything of the next one.
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -22,13 +21,14 @@ from residency.runtime.counters import Counters, Source
 from residency.runtime.experts import Call, Maths, PartialSum
 from residency.runtime.lanes import Mark, Reading
 from residency.runtime.learning import Learning
-from residency.runtime.lots import Lot, Pending, staged
+from residency.runtime.lots import Lot, Pending, rows_of, staged
 from residency.runtime.prefill_books import Books
 from residency.runtime.prefill_entries import Entering
 from residency.runtime.prefill_plans import ids_of, plan_ahead, plan_rest
 from residency.runtime.prefill_views import Views
 from residency.runtime.slots import SlotPool
 from residency.runtime.staging import Buffer, StagingRing
+from residency.runtime.timeline import Track
 from residency.runtime.transfers import Transfers
 
 AT_ONCE_BYTES = 64 << 20  # about a millisecond of the link, in which a layer is planned
@@ -57,7 +57,7 @@ class PrefillExecutor:
         self.counters = counters
         self.learning = learning
         self.views = Views(learning, host_layers)
-        self._books = Books(counters, learning)
+        self._books = Books(counters, learning, transfers.lanes)
         self._maps = pool
         self._group_size = -(-pool.space.num_experts // mode.config.groups)
         at_once = min(self._group_size, max(1, AT_ONCE_BYTES // transfers.rows.shape[1]))
@@ -113,7 +113,8 @@ class PrefillExecutor:
         guess = self._ask_router(layer, call) if ahead.waits else None
         in_place = ahead.plan.in_place
         read_E = torch.where(in_place, slots_E, -1) if in_place.any() else None
-        work: PartialSum = self.maths.begin(call, read_E)
+        with lanes.timeline.computing("residents", layer=layer):
+            work: PartialSum = self.maths.begin(call, read_E)
         self._books.keep(wait=ahead.waits)
         self.learning.routes_known(layer, routes.arrival)
         if ahead.waits:
@@ -122,7 +123,8 @@ class PrefillExecutor:
             self._open = True
         self._books.add(step, routes, resident_E)
         self._run(layer, work)
-        out_TH: torch.Tensor = work.combined()
+        with lanes.timeline.computing("sum", layer=layer):
+            out_TH: torch.Tensor = work.combined()
         return out_TH
 
     def _ask_router(self, layer: int, call: Call) -> Reading | None:
@@ -140,7 +142,8 @@ class PrefillExecutor:
         self._next_layer += 1
         # What lies in its slot now stays there until it is computed: only layers that wait admit
         # experts, and nothing behind such a layer is planned before it has.
-        ahead = plan_ahead(self.mode, self.views.before(layer))
+        with self.transfers.lanes.timeline.during(Track.WAITS, "plan ahead", layer=layer):
+            ahead = plan_ahead(self.mode, self.views.before(layer))
         self.learning.chose(ahead)
         self._open = not ahead.waits
         self._ahead.append(ahead)
@@ -162,18 +165,20 @@ class PrefillExecutor:
         self, step: Step, work: PartialSum, ahead: Ahead, routes: Reading, before: Mark
     ) -> None:
         """Issue what `ahead` left; compute meanwhile only what stands in the way of it."""
-        layer = step.layer
+        layer, timeline = step.layer, self.transfers.lanes.timeline
         self._pending.clear()  # what is not on its way by now waits for the answer
-        ids_TK = routes.value()
+        with timeline.during(Track.WAITS, "wait for the router", layer=layer):
+            ids_TK = routes.value()
         routed = self.views.mask(ids_TK)
         if self._issued:
             self._keep_routed(layer, routed)
         self._start_at_once(layer, routed)
-        landed = self._landed()
+        landed = rows_of(self._issued)  # in staging or on their way, all of this layer
         if not landed and not (routed & ~ahead.plan.in_place).any():
             return  # all of it is read in place
         self.entering.view = view = self.views.behind(ids_TK, routed, list(landed))
-        plan = plan_rest(self.mode, view, ahead)
+        with timeline.during(Track.WAITS, "plan", layer=layer):
+            plan = plan_rest(self.mode, view, ahead)
         if plan.copy.any():  # first: an admission may evict what they read
             self._pending.extend(
                 self._staged(layer, Plan.of(len(routed), copy=plan.copy), waited=True)
@@ -181,7 +186,8 @@ class PrefillExecutor:
             self._run(layer, work)
         if plan.in_place.any():
             experts = ids_of(plan.in_place)
-            self.maths.run(work, experts, self._maps.layer_slots(layer)[experts].tolist())
+            with timeline.computing("residents", layer=layer):
+                self.maths.run(work, experts, self._maps.layer_slots(layer)[experts].tolist())
         if plan.admit.any():
             read = ids_of(routed & (ahead.plan.in_place | plan.in_place))
             self._admit(step, work, read, ids_of(plan.admit), landed, before)
@@ -202,20 +208,12 @@ class PrefillExecutor:
             lot = self._issue(Pending(layer, experts, None, True), buffer, Source.FETCH)
             self._issued.append(lot)
 
-    def _landed(self) -> dict[int, int]:
-        """Rows of the experts in staging or on their way, all of the layer that waits."""
-        pairs = [zip(lot.experts, lot.rows, strict=True) for lot in self._issued]
-        return dict(itertools.chain.from_iterable(pairs))
-
     def _keep_routed(self, layer: int, routed: torch.Tensor) -> None:
         """Count what was fetched ahead, and leave out of it what the chunk is not routed to."""
         in_time = sum(len(lot.experts) for lot in self._issued if lot.ready.passed())
         num_ahead = sum(len(lot.experts) for lot in self._issued)
         lots, self._issued = self._issued, deque()
-        for lot in lots:
-            used = [i for i, expert in enumerate(lot.experts) if routed[expert]]
-            experts, rows = ([of[i] for i in used] for of in (lot.experts, lot.rows))
-            self._issued.append(replace(lot, experts=experts, rows=rows))
+        self._issued.extend(lot.only(routed) for lot in lots)
         num_used = sum(len(lot.experts) for lot in self._issued)
         self.counters.fetched_ahead(layer, num_ahead, in_time, num_used)
 
@@ -243,7 +241,8 @@ class PrefillExecutor:
         needed = torch.tensor([*read, *moved, *fetched])
         waves = needed.split(num_slots)
         for number, wave in enumerate(waves, 1):
-            admission = self._maps.admit(wave, step)
+            with self.transfers.lanes.timeline.during(Track.POLICY, "admission", layer=step.layer):
+                admission = self._maps.admit(wave, step)
             self.counters.count_evictions(step.layer, step.phase, admission.counts)
             self._fetch(
                 step.layer, Placed.of(admission, step.layer, self.pool.space), landed, after
@@ -292,7 +291,9 @@ class PrefillExecutor:
 
     def _compute(self, work: PartialSum, lot: Lot) -> None:
         if lot.experts:
-            self.transfers.lanes.wait(lot.ready)
-            self.maths.run(work, lot.experts, lot.rows)
+            lanes, experts, rows = self.transfers.lanes, lot.experts, lot.rows
+            lanes.wait(lot.ready)
+            with lanes.timeline.computing("lot", layer=lot.layer, experts=experts, rows=rows):
+                self.maths.run(work, experts, rows)
         if lot.buffer is not None:
             self.ring.release(lot.buffer)

@@ -13,9 +13,10 @@ import torch
 
 from residency.policies.step import Step
 from residency.runtime.counters import Counters
-from residency.runtime.lanes import Reading
+from residency.runtime.lanes import Lanes, Reading
 from residency.runtime.learning import Learning
 from residency.runtime.slots import SlotPool
+from residency.runtime.timeline import Track
 
 
 class _Entry(NamedTuple):
@@ -27,7 +28,8 @@ class _Entry(NamedTuple):
 class Books:
     """Entries of layers, in order, on the way to the counters and to the policy."""
 
-    def __init__(self, counters: Counters, learning: Learning) -> None:
+    def __init__(self, counters: Counters, learning: Learning, lanes: Lanes) -> None:
+        self._lanes = lanes
         self._counters = counters
         self._learning = learning
         self._entries: deque[_Entry] = deque()
@@ -49,7 +51,9 @@ class Books:
         self._entries.clear()
 
     def _enter(self, entry: _Entry) -> None:
-        step, ids_TK = entry.step, entry.routes.value()
+        step, timeline = entry.step, self._lanes.timeline
+        with timeline.during(Track.WAITS, "wait for routes", layer=step.layer):
+            ids_TK = entry.routes.value()
         unique = self._maps.distinct(ids_TK.flatten(), step.layer)
         lookups = len(unique)
         hits = int(entry.resident[unique - step.layer * self._maps.space.num_experts].sum())
@@ -59,5 +63,6 @@ class Books:
             if self._promoted < len(ids_TK):
                 last = ids_TK[len(ids_TK) - self._promoted :]
                 unique = self._maps.distinct(last.flatten(), step.layer)
-            self._maps.touch(unique, step)
+            with timeline.during(Track.POLICY, "touch", layer=step.layer):
+                self._maps.touch(unique, step)
         self._learning.routed(step.layer, ids_TK, lookups)

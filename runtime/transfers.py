@@ -64,7 +64,11 @@ class Transfers:
             for run in runs(sources, targets):
                 target = self.rows[run.target : run.target + run.length]
                 target.copy_(origin[run.source : run.source + run.length], non_blocking=True)
-        self.counters.moved(layer, phase, source, len(sources) * self.rows.shape[1])
+        num_bytes = len(sources) * self.rows.shape[1]
+        self.counters.moved(layer, phase, source, num_bytes)
+        self.lanes.timeline.copied(
+            done, source, layer=layer, phase=phase, sources=sources, rows=targets, bytes=num_bytes
+        )
         return done
 
 

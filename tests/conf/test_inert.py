@@ -620,7 +620,16 @@ class OwnPolicy(Lru):
     """Of no installed package."""
 
 
+def profile_steps(bench):
+    """whether a trace is there to write"""
+    for asked, files in (("false", set()), ("true", {"trace.json"})):
+        with tiny_engine(bench.checkpoint, "cache.slots=5", f"profile={asked}") as engine:
+            engine.generate(PROMPT, max_new_tokens=2)
+            assert set(engine.runtime.profile.files()) == files
+
+
 ROWS = {
+    "profile": profile_steps,
     "allow_custom": allow_custom,
     "model.layers": layers,
     "model.format": form,

@@ -154,7 +154,7 @@ def test_a_class_of_ones_own_runs(own_module, tmp_path):
         ("os.path", ("not a part of residency",)),
         ("os", ("MODULE.CLASS",)),
         ("..x", ("MODULE.CLASS",)),
-        ("not_there.Policy", ("cannot be imported", "not_there")),
+        ("not_there.Policy", ("cannot be imported", "not_there", "PYTHONPATH=.")),
         ("residency.policies.prefill.demand.Demand", ("a choice of prefill",)),
     ],
 )
