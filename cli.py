@@ -11,6 +11,7 @@ import typer
 
 from residency.commands import policies, trace
 from residency.commands.replay import replay
+from residency.commands.report import report
 from residency.commands.terminal import (
     USAGE_ERROR,
     Cfg,
@@ -40,6 +41,7 @@ app.add_typer(trace.app, name="trace")
 app.add_typer(policies.app, name="policies")
 app.command()(replay)
 app.command()(tune)
+app.command()(report)
 
 
 @app.command()

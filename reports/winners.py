@@ -1,0 +1,224 @@
+"""Winners: who is fastest where, and which configuration to use on the whole.
+
+The rule of the recommendation is on every page, in the words of RULE.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from residency.reports.contests import SLOTS, Contest, Entrant
+from residency.reports.measures import DECODE, At, Measure
+from residency.reports.verdicts import Verdict, change_text, verdict
+
+RULE = (
+    "Recommended is a configuration that is slower than the best nowhere, beyond noise; where there "
+    "is none, or several, the one with the lowest mean over decode (one half) and all prompt "
+    "lengths (the other half) of log(its median / the best median)."
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One point of a contest. ranking: all who were timed there, the least median first."""
+
+    at: At
+    ranking: tuple[Entrant, ...]
+
+    @property
+    def best(self) -> Entrant:
+        return self.ranking[0]
+
+    @property
+    def best_measure(self) -> Measure:
+        return self.best.measures[self.at]
+
+    @property
+    def level(self) -> list[Entrant]:
+        """Those that cannot be told from the best, itself left out."""
+        noise = (Verdict.WITHIN_NOISE, Verdict.NONE)
+        return [each for each in self.ranking[1:] if self.verdict_of(each) in noise]
+
+    @property
+    def behind(self) -> Entrant | None:
+        """The fastest of those that are slower than the best beyond noise."""
+        found = [each for each in self.ranking if self.verdict_of(each) is Verdict.SLOWER]
+        return found[0] if found else None
+
+    def verdict_of(self, entrant: Entrant) -> Verdict:
+        """What it is beside the best."""
+        return verdict(entrant.measures[self.at], self.best_measure)
+
+    def over_best(self, entrant: Entrant) -> float:
+        return entrant.measures[self.at].median / self.best_measure.median
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The configuration to use. reasons: why, a sentence each. others: when which other is better.
+
+    judged: whether any verdict was possible.
+    """
+
+    entrant: Entrant
+    reasons: tuple[str, ...]
+    others: tuple[str, ...]
+    judged: bool
+
+
+def places_of(contest: Contest) -> list[Place]:
+    return [_place(at, contest.entrants) for at in contest.points]
+
+
+def _place(at: At, entrants: Sequence[Entrant]) -> Place:
+    there = [entrant for entrant in entrants if at in entrant.measures]
+    return Place(at, tuple(sorted(there, key=lambda entrant: entrant.measures[at].median)))
+
+
+def advice_of(contest: Contest) -> Advice | None:
+    """None where fewer than two entrants have a point in common with all others."""
+    best = _recommended(contest.entrants)
+    if best is None:
+        return None
+    places = _shared(contest.entrants)
+    reasons = [*_where(best, places), *_why(best, places)]
+    judged = any(
+        place.verdict_of(each) is not Verdict.NONE for place in places for each in place.ranking
+    )
+    return Advice(best, tuple(reasons), tuple(_others(best, places, contest)), judged)
+
+
+def _shared(entrants: Sequence[Entrant]) -> list[Place]:
+    """The points that every entrant was timed at."""
+    common = set.intersection(*(set(entrant.measures) for entrant in entrants))
+    ordered = sorted(common, key=lambda at: (at.quantity != DECODE, at))
+    return [_place(at, entrants) for at in ordered]
+
+
+def _recommended(entrants: Sequence[Entrant]) -> Entrant | None:
+    places = _shared(entrants) if len(entrants) > 1 else []
+    if not places:
+        return None
+    never_slower = [
+        each
+        for each in entrants
+        if all(place.verdict_of(each) is not Verdict.SLOWER for place in places)
+    ]
+    return min(never_slower or entrants, key=lambda each: _cost(each, places))
+
+
+def _cost(entrant: Entrant, places: Sequence[Place]) -> float:
+    """Mean log ratio to the best: decode and prompts count alike."""
+    logs: dict[bool, list[float]] = {}
+    for place in places:
+        over = math.log(place.over_best(entrant))
+        logs.setdefault(place.at.quantity == DECODE, []).append(over)
+    return sum(sum(each) / len(each) for each in logs.values()) / len(logs)
+
+
+def _where(best: Entrant, places: Sequence[Place]) -> list[str]:
+    """How the recommended one does at each point, points of one outcome in one sentence."""
+    leads, levels, trails = [], [], []
+    for place in places:
+        own = best.measures[place.at]
+        if place.verdict_of(best) is Verdict.SLOWER:
+            change = change_text(own, place.best_measure)
+            trails.append(f"{place.at.text}: {change} {named(place.best)}, beyond noise.")
+        elif best is place.best and not place.level and len(place.ranking) > 1:
+            second = place.ranking[1]
+            change = change_text(own, second.measures[place.at])
+            leads.append(f"{place.at.text}: {change} the next, {named(second)}, beyond noise.")
+        else:
+            levels.append(_level(best, place))
+    return [*leads, *_joined(levels), *trails]
+
+
+def _level(best: Entrant, place: Place) -> tuple[str, str]:
+    """The point, and what can be said of it where no one leads alone."""
+    own, text = best.measures[place.at], place.at.text
+    if place.verdict_of(place.ranking[-1]) is Verdict.NONE:
+        last = place.ranking[-1] if best is place.best else place.best
+        change = change_text(own, last.measures[place.at])
+        return text, f"{change} {named(last)} in single runs, which give no verdict"
+    slower = [e for e in place.ranking if verdict(own, e.measures[place.at]) is Verdict.FASTER]
+    if not slower:
+        return text, "all configurations are within noise of each other"
+    behind = slower[0]
+    change = change_text(own, behind.measures[place.at])
+    return text, (
+        f"within noise of the best; {change} the fastest that is slower beyond noise, "
+        f"{named(behind)}"
+    )
+
+
+def _joined(levels: Sequence[tuple[str, str]]) -> list[str]:
+    """Points of which the same is said, in one sentence."""
+    texts: dict[str, list[str]] = {}
+    for at, said in levels:
+        texts.setdefault(said, []).append(at)
+    return [f"{_list(ats)}: {said}." for said, ats in texts.items()]
+
+
+def _why(best: Entrant, places: Sequence[Place]) -> list[str]:
+    """What decode's time goes with: hits and bytes, beside the slowest."""
+    for place in places:
+        own = best.measures[place.at]
+        last = place.ranking[-1]
+        other = last.measures[place.at]
+        if place.at.quantity != DECODE or last is best or own.hit_rate is None:
+            continue
+        if other.hit_rate is None or own.link_bytes is None or other.link_bytes is None:
+            continue
+        return [
+            f"Why: in decode {own.hit_rate:.0%} of its lookups are hits and a step moves "
+            f"{own.link_bytes / 1e6:,.1f} MB over the link; with the slowest, {named(last)}, "
+            f"{other.hit_rate:.0%} are and it moves {other.link_bytes / 1e6:,.1f} MB."
+        ]
+    return []
+
+
+def _others(best: Entrant, places: Sequence[Place], contest: Contest) -> list[str]:
+    found = []
+    for place in places:
+        if place.verdict_of(best) is Verdict.SLOWER:
+            own, first = best.measures[place.at], place.best_measure
+            change = change_text(first, own)
+            found.append(f"For {place.at.text} alone: {named(place.best)} takes {change} it.")
+    return [*found, *_by_pool(best, contest)]
+
+
+def _by_pool(best: Entrant, contest: Contest) -> list[str]:
+    """The best of each other size of the pool: fewer slots cost less of the device's memory."""
+    if SLOTS not in contest.varied or best.result.num_slots is None:
+        return []
+    pools: dict[int, list[Entrant]] = {}
+    for entrant in contest.entrants:
+        if entrant.result.num_slots is not None:
+            pools.setdefault(entrant.result.num_slots, []).append(entrant)
+    found = []
+    for slots, entrants in sorted(pools.items()):
+        own = _recommended(entrants) or entrants[0]
+        if slots == best.result.num_slots:
+            continue
+        gap = (slots - best.result.num_slots) * own.result.memory.get("row_bytes", 0) / 1e6
+        memory = f"{abs(gap):,.1f} MB of device memory {'more' if gap > 0 else 'less'}"
+        change = ""
+        (decode,) = [at for at in own.measures if at.quantity == DECODE] or [None]
+        if decode is not None and decode in best.measures:
+            one, other = own.measures[decode], best.measures[decode]
+            change = f"; decode takes {change_text(one, other)} the recommended"
+            change += f" ({verdict(one, other)})"
+        found.append(f"With a pool of {slots:,} slots ({memory}): {named(own)}{change}.")
+    return found
+
+
+def named(entrant: Entrant) -> str:
+    return f"{entrant.label} (job {entrant.number})"
+
+
+def _list(words: Sequence[str]) -> str:
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
