@@ -71,7 +71,9 @@ def compare(contests: Sequence[Contest], base: Sequence[Contest]) -> Comparison:
         common = [at for at in entrant.measures if at in partner.measures]
         rows += [Row(entrant, partner, at) for at in common]
         points = [at for at in (*entrant.measures, *partner.measures) if at not in common]
-        alone += [f"job {entrant.number}, {entrant.label}: {at.text} is in one set" for at in points]
+        alone += [
+            f"job {entrant.number}, {entrant.label}: {at.text} is in one set" for at in points
+        ]
     alone += [f"base job {each.number}, {each.label}: in the base alone" for each in left]
     return Comparison(tuple(rows), tuple(alone), tuple(_differences(pairs)))
 

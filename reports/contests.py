@@ -13,6 +13,8 @@ from residency.reports.results import Result, option
 
 CHOSEN = ("cache", "prefill", "decode", "device")  # groups in which configurations differ
 FREE = ("lengths", "repeats", "warmups", "modes", "crossing")  # what work may differ in
+MOST_TOLD = 3  # keys in a title
+FOLDER = "folder"  # the key of a choice by which results of one configuration are told apart
 MOST_LINES = 8  # of one pair of axes
 SLOTS = "cache.slots"
 
@@ -79,6 +81,21 @@ class Contest:
         return f"{said}, routing {result.routing}" if result.routing else said
 
 
+def titles_of(contests: Sequence[Contest]) -> list[str]:
+    """Of each contest, with what of its setting tells it from others of the same title."""
+    found = []
+    for contest in contests:
+        alike = [each for each in contests if each.title == contest.title]
+        own = [
+            f"{key}={value}"
+            for key, value in contest.setting.items()
+            if any(each.setting.get(key) != value for each in alike)
+        ]
+        names = own[:MOST_TOLD] or [contest.result.title] if len(alike) > 1 else []
+        found.append(", ".join([contest.title, *names]))
+    return found
+
+
 def label_of(choice: Mapping[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in choice.items())
 
@@ -121,7 +138,7 @@ def _distinct(entrants: Sequence[Entrant]) -> list[Entrant]:
     if len(set(labels)) == len(labels):
         return list(entrants)
     return [
-        replace(each, choice={**each.choice, "folder": each.job.folder.name})
+        replace(each, choice={**each.choice, FOLDER: each.job.folder.name})
         if labels.count(each.label) > 1
         else each
         for each in entrants
@@ -138,8 +155,9 @@ def choices_of(results: Sequence[Result]) -> list[dict[str, str]]:
             for choice, name in zip(found, options, strict=True):
                 choice |= {group: name} if name else {}
         for key in dict.fromkeys(key for node in nodes for key in node if key != "_target_"):
-            values = [(name, node[key]) for name, node in zip(options, nodes, strict=True)
-                      if key in node]
+            values = [
+                (name, node[key]) for name, node in zip(options, nodes, strict=True) if key in node
+            ]
             if _differs(values, across=f"{group}.{key}" == SLOTS):
                 for choice, node in zip(found, nodes, strict=True):
                     choice |= {f"{group}.{key}": plain(node[key])} if key in node else {}

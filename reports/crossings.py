@@ -46,7 +46,9 @@ def meetings_of(contest: Contest) -> list[Meeting]:
             if lead is not kept[-1] and _leads(kept[-1], lead, place, lengths):
                 kept.append(lead)
         for before, after in pairwise(kept):
-            if any({*map(id, m.pair)} == {id(before), id(after)} and m.place == place for m in found):
+            if any(
+                {*map(id, m.pair)} == {id(before), id(after)} and m.place == place for m in found
+            ):
                 continue
             lines = [[e.measures[_at(place, n)].median for n in lengths] for e in (before, after)]
             tokens = crossing(lengths, *lines)

@@ -10,6 +10,8 @@ from residency.reports.contests import Contest, Entrant, label_of, without
 from residency.reports.measures import At, Measure
 from residency.reports.verdicts import Verdict, verdict
 
+MOST_TOLD = 6
+
 
 @dataclass(frozen=True)
 class Effect:
@@ -39,6 +41,30 @@ def effects_of(contest: Contest) -> list[Effect]:
                     if pairs:
                         found.append(_effect(key, value, other, at, pairs))
     return found
+
+
+def telling(effects: Sequence[Effect]) -> list[str]:
+    """The choices that matter by themselves, a sentence each: at least half of the pairs agree
+    beyond noise and none says the contrary. The largest first.
+    """
+    found = []
+    for effect in effects:
+        faster, slower = effect.count(Verdict.FASTER), effect.count(Verdict.SLOWER)
+        if (faster and slower) or max(faster, slower) * 2 < len(effect.verdicts):
+            continue
+        one, other = effect.value, effect.other
+        ratio = effect.ratio
+        if slower:
+            one, other, ratio = other, one, 1 / ratio
+        pairs = len(effect.verdicts)
+        found.append(
+            (
+                ratio,
+                f"{effect.key}={one} instead of {other}: {effect.at.text} takes {1 - ratio:.0%} "
+                f"less time (faster in {max(faster, slower)} of {pairs} pairs alike in all else).",
+            )
+        )
+    return [text for _, text in sorted(found)[:MOST_TOLD]]
 
 
 def _effect(

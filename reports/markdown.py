@@ -21,6 +21,7 @@ from residency.reports.report import Report, Section
 from residency.reports.tables import Table
 from residency.reports.wording import (
     answer,
+    effects_text,
     machine,
     others,
     progress,
@@ -63,13 +64,14 @@ def _lines(report: Report, out: Path) -> Iterator[str]:
 
 def _section(section: Section) -> Iterator[str]:
     contest = section.contest
-    yield from (f"## {plain(contest.title)}", "")
+    yield from (f"## {plain(section.title)}", "")
     for line in question(contest):
         yield from (plain(line), "")
     yield from _list([f"Beware: {line}" for line in warnings(contest)])
     yield from (f"**{plain(answer(section))}**", "")
     yield from _list(reasons(section))
-    yield from _list(others(section))
+    yield from _list([f"Another is better: {line}" for line in others(section)])
+    yield from _list([f"By itself: {line}" for line in effects_text(section)])
     for table in summary_tables(section):
         yield from _table(table)
     for picture in section.pictures:

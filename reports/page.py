@@ -30,6 +30,7 @@ from residency.reports.tables import (
 from residency.reports.verdicts import Verdict
 from residency.reports.wording import (
     answer,
+    effects_text,
     machine,
     others,
     progress,
@@ -91,7 +92,7 @@ def context(report: Report, out: Path) -> dict[str, Any]:
 def title_of(report: Report) -> str:
     if len(report.sections) != 1:
         return "Which configuration to use"
-    return f"Which configuration to use: {report.sections[0].contest.title}"
+    return f"Which configuration to use: {report.sections[0].title}"
 
 
 def summary_tables(section: Section) -> list[Table]:
@@ -155,12 +156,13 @@ def relative(file: Path, out: Path) -> str:
 def _section(section: Section) -> dict[str, Any]:
     contest = section.contest
     return {
-        "title": contest.title,
+        "title": section.title,
         "question": question(contest),
         "warnings": warnings(contest),
         "answer": answer(section),
         "reasons": reasons(section),
         "others": others(section),
+        "effects": effects_text(section),
         "summary": summary_tables(section),
         "pictures": [_picture(picture) for picture in section.pictures],
         "missing": section.missing,

@@ -193,7 +193,10 @@ def _rows(node: Node, name: str) -> Iterator[Node]:
 
 def _skipped(row: Node) -> Skipped:
     reasons = tuple(
-        (f"{', '.join(each.at('keys').texts())}: {each.at('reason').text()}", each.at("mend").text())
+        (
+            f"{', '.join(each.at('keys').texts())}: {each.at('reason').text()}",
+            each.at("mend").text(),
+        )
         for each in row.at("reasons").rows()
     )
     return Skipped(tuple(row.at("overrides").texts()), reasons)

@@ -40,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Curves of one recording. live: label, slots and miss ratio of measured decodes."""
+    """Curves of one recording. live: curve, slots and miss ratio of measured decodes."""
 
     title: str
     phase: str
@@ -82,7 +82,7 @@ def _digest(trace: Trace) -> str:
 
 
 def _drawn(file: Path, trace: Trace, entrants: Sequence[Entrant]) -> Drawn:
-    candidates, notes = candidates_of(entrants)
+    candidates, names, notes = candidates_of(entrants)
     layers = trace.space.num_layers  # in shares that layers can have to themselves as well
     sizes = {round(trace.space.num_experts * share) * layers for share in SHARES}
     sizes |= {slots for each in entrants if (slots := each.result.num_slots)}
@@ -99,7 +99,7 @@ def _drawn(file: Path, trace: Trace, entrants: Sequence[Entrant]) -> Drawn:
         for curve in (*curves.policies, *curves.bounds)
     ]
     live = [
-        (each.label, slots, 1 - rate)
+        (names.get(_key(each), ""), slots, 1 - rate)
         for each in entrants
         if (measure := each.measures.get(At(DECODE))) is not None
         and (rate := measure.hit_rate) is not None
@@ -116,20 +116,23 @@ def _bare(file: Path, notes: list[str]) -> Drawn:
     return Drawn(file.name, str(Phase.DECODE), 0, 0, (), (), tuple(why))
 
 
-def candidates_of(entrants: Sequence[Entrant]) -> tuple[list[Candidate], list[str]]:
-    """The cache policies of the entrants, each once whatever its slots, and why others are not."""
+def candidates_of(
+    entrants: Sequence[Entrant],
+) -> tuple[list[Candidate], dict[str, str], list[str]]:
+    """The cache policies of the entrants, each once whatever its slots; their names by `_key`; and
+    why others are not replayed.
+    """
     nodes: dict[str, dict[str, Any]] = {}
     for entrant in entrants:
         node = entrant.result.config.get(GROUP)
         if isinstance(node, Mapping) and "slots" in node:
-            own = {key: value for key, value in node.items() if key != "slots"}
-            nodes.setdefault(plain(own), dict(node))
-    found, notes = [], []
+            nodes.setdefault(_key(entrant), dict(node))
+    found, names, notes = [], {}, []
     results = [
         dataclasses.replace(entrants[0].result, config={GROUP: {**node, "slots": 1}})
         for node in nodes.values()
     ]
-    for node, choice in zip(nodes.values(), choices_of(results), strict=True):
+    for (key, node), choice in zip(nodes.items(), choices_of(results), strict=True):
         name = label_of(choice).replace(f"{GROUP}.", "").replace(f"{GROUP}=", "")
         try:
             policy = build_part(GROUP, {**node, "warm_start": ""} if "warm_start" in node else node)
@@ -137,8 +140,16 @@ def candidates_of(entrants: Sequence[Entrant]) -> tuple[list[Candidate], list[st
             notes.append(f"{name}: not replayed, {error}")
             continue
         if isinstance(policy, CachePolicy):
-            found.append(Candidate(name or policy.name, policy))
-    return found, notes
+            names[key] = name or policy.name
+            found.append(Candidate(names[key], policy))
+    return found, names, notes
+
+
+def _key(entrant: Entrant) -> str:
+    """Equal for entrants of one cache policy."""
+    node = entrant.result.config.get(GROUP)
+    own = node if isinstance(node, Mapping) else {}
+    return plain({key: value for key, value in own.items() if key != "slots"})
 
 
 def _affordable(trace: Trace, replays: int) -> float:

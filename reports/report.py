@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from residency.policies.errors import ConfigError
 from residency.reports.against import Comparison, compare
-from residency.reports.contests import Contest, contests_of
+from residency.reports.contests import Contest, contests_of, titles_of
 from residency.reports.crossings import Meeting, meetings_of
 from residency.reports.effects import Effect, effects_of
 from residency.reports.figures import curves, decode, heat, moved, ttft
@@ -22,6 +22,7 @@ BASE = "B"  # before the numbers of the base's jobs
 class Section:
     """One contest, judged and drawn. missing: curves that could not be drawn, a line each."""
 
+    title: str
     contest: Contest
     places: list[Place]
     advice: Advice | None
@@ -54,7 +55,8 @@ class Report:
 def report_on(found: ResultSet, base: ResultSet | None = None) -> Report:
     """Judge and draw what was read, beside `base` if there is one."""
     contests = contests_of(found)
-    sections = [_section(contest, str(n)) for n, contest in enumerate(contests, 1)]
+    titled = zip(titles_of(contests), contests, strict=True)
+    sections = [_section(title, contest, str(n)) for n, (title, contest) in enumerate(titled, 1)]
     replays, left_out = [], list(found.left_out)
     for number, node in enumerate(found.replays, 1):
         try:
@@ -71,7 +73,7 @@ def report_on(found: ResultSet, base: ResultSet | None = None) -> Report:
     return Report(found, sections, replays, left_out, other, comparison)
 
 
-def _section(contest: Contest, name: str) -> Section:
+def _section(title: str, contest: Contest, name: str) -> Section:
     meetings = meetings_of(contest)
     drawn, missing = drawn_of(contest)
     pictures = [
@@ -83,6 +85,7 @@ def _section(contest: Contest, name: str) -> Section:
     ]
     missing += [f"{each.title}: {note}" for each in drawn if not each.lines for note in each.notes]
     return Section(
+        title,
         contest,
         places_of(contest),
         advice_of(contest),

@@ -24,7 +24,7 @@ def summary_text(report: Report) -> Iterator[str]:
     yield from (f"left out: {line}" for line in report.left_out)
     several = len(report.sections) > 1
     for section in report.sections:
-        head = f"{section.contest.title}: " if several else ""
+        head = f"{section.title}: " if several else ""
         yield head + answer(section)
         if not several:
             yield from (f"- {line}" for line in (*reasons(section), *others(section)))
@@ -56,7 +56,7 @@ def as_dict(report: Report, out: Path) -> dict[str, Any]:
         "kind": "report",
         "questions": [
             {
-                "title": section.contest.title,
+                "title": section.title,
                 "jobs": [each.number for each in section.contest.entrants],
                 "use": None if section.advice is None else section.advice.entrant.label,
                 "job": None if section.advice is None else section.advice.entrant.number,

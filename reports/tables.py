@@ -55,8 +55,10 @@ def decode_table(contest: Contest) -> Table | None:
 def ttft_table(contest: Contest, place: tuple[str, int]) -> Table:
     """A column a length; the fastest of each is strong."""
     points = [at for at in contest.points if at.quantity == TTFT and at.place == place]
-    best = {at: min(e.measures[at].median for e in contest.entrants if at in e.measures)
-            for at in points}
+    best = {
+        at: min(e.measures[at].median for e in contest.entrants if at in e.measures)
+        for at in points
+    }
     rows = []
     for entrant in contest.entrants:
         if any(at in entrant.measures for at in points):
@@ -116,8 +118,8 @@ def effects_table(effects: Sequence[Effect]) -> Table:
         rows.append(_cells(*texts))
     header = ("with", "instead of", "at", "time", "verdicts of the pairs")
     note = (
-        "Pairs of jobs that differ in this choice alone. Time: geometric mean over the pairs of the "
-        "change of the median; below zero is faster."
+        "Pairs of jobs that differ in this choice alone. Time: geometric mean over the pairs of "
+        "the change of the median; below zero is faster."
     )
     return Table("What each choice does by itself", note, header, tuple(rows))
 
@@ -169,7 +171,9 @@ def _time(entrant: Entrant, measure: Measure, strong: bool = False) -> Cell:
 def ms(seconds: float) -> str:
     """Milliseconds, three digits or more."""
     number = seconds * 1e3
-    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+    return (
+        f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+    )
 
 
 def _rate(rate: float | None) -> str:

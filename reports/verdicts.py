@@ -14,7 +14,9 @@ FEWEST_RUNS = 2
 RULE = (
     "Faster or slower is said only if the ranges of the timed runs (least to most) do not overlap "
     f"and the medians differ by more than {LEAST_GAP:.0%}. Everything else is within noise. Where "
-    "either side has a single run there is no verdict, since nothing is known of the noise."
+    "either side has a single run there is no verdict, since nothing is known of the noise. Jobs "
+    "of a sweep run one after another: what slows a machine down for minutes shifts whole jobs, "
+    "and no range shows it."
 )
 
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from residency.reports.contests import SLOTS, Contest, Entrant
-from residency.reports.measures import DECODE, At, Measure
+from residency.reports.measures import DECODE, TTFT, At, Measure
 from residency.reports.verdicts import Verdict, change_text, verdict
 
 RULE = (
-    "Recommended is a configuration that is slower than the best nowhere, beyond noise; where there "
-    "is none, or several, the one with the lowest mean over decode (one half) and all prompt "
+    "Recommended is a configuration that is slower than the best nowhere, beyond noise; where "
+    "there is none, or several, the one with the lowest mean over decode (one half) and all prompt "
     "lengths (the other half) of log(its median / the best median)."
 )
 
@@ -137,20 +137,21 @@ def _where(best: Entrant, places: Sequence[Place]) -> list[str]:
 
 def _level(best: Entrant, place: Place) -> tuple[str, str]:
     """The point, and what can be said of it where no one leads alone."""
-    own, text = best.measures[place.at], place.at.text
+    measure, text = best.measures[place.at], place.at.text
     if place.verdict_of(place.ranking[-1]) is Verdict.NONE:
         last = place.ranking[-1] if best is place.best else place.best
-        change = change_text(own, last.measures[place.at])
+        change = change_text(measure, last.measures[place.at])
         return text, f"{change} {named(last)} in single runs, which give no verdict"
-    slower = [e for e in place.ranking if verdict(own, e.measures[place.at]) is Verdict.FASTER]
+    slower = [e for e in place.ranking if verdict(measure, e.measures[place.at]) is Verdict.FASTER]
     if not slower:
         return text, "all configurations are within noise of each other"
     behind = slower[0]
-    change = change_text(own, behind.measures[place.at])
-    return text, (
-        f"within noise of the best; {change} the fastest that is slower beyond noise, "
-        f"{named(behind)}"
-    )
+    change = change_text(measure, behind.measures[place.at])
+    others = len(place.level)
+    own = "within noise of the best"
+    if best is place.best:
+        own = f"the lowest median, within noise of {others} other{'s' if others > 1 else ''}"
+    return text, f"{own}; {change} the fastest that is slower beyond noise, {named(behind)}"
 
 
 def _joined(levels: Sequence[tuple[str, str]]) -> list[str]:
@@ -162,21 +163,37 @@ def _joined(levels: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _why(best: Entrant, places: Sequence[Place]) -> list[str]:
-    """What decode's time goes with: hits and bytes, beside the slowest."""
-    for place in places:
-        own = best.measures[place.at]
-        last = place.ranking[-1]
+    """What goes with the time: the bytes over the link, and in decode the hits, beside the slowest
+    of those that are slower beyond noise. Of prompts, at the length where that one lies furthest
+    behind.
+    """
+    found = []
+    decode = [place for place in places if place.at.quantity == DECODE]
+    prompts = [place for place in places if place.at.quantity == TTFT]
+    furthest = max(prompts, key=lambda place: place.over_best(place.ranking[-1]), default=None)
+    for place in [*decode, *([] if furthest is None else [furthest])]:
+        own, last = best.measures[place.at], place.ranking[-1]
         other = last.measures[place.at]
-        if place.at.quantity != DECODE or last is best or own.hit_rate is None:
+        if verdict(own, other) is not Verdict.FASTER:
             continue
-        if other.hit_rate is None or own.link_bytes is None or other.link_bytes is None:
+        if own.link_bytes is None or other.link_bytes is None:
             continue
-        return [
-            f"Why: in decode {own.hit_rate:.0%} of its lookups are hits and a step moves "
-            f"{own.link_bytes / 1e6:,.1f} MB over the link; with the slowest, {named(last)}, "
-            f"{other.hit_rate:.0%} are and it moves {other.link_bytes / 1e6:,.1f} MB."
-        ]
-    return []
+        each = "a step of decode" if place.at.quantity == DECODE else f"a prompt of {place.at.text}"
+        moved = f"{each.replace(f'{TTFT} at ', '')} moves {_mb(own)} over the link"
+        slowest = f"the slowest, {named(last)}, moves {_mb(other)}"
+        if own.link_bytes < other.link_bytes * 0.98:
+            found.append(f"Why: {moved}; {slowest}.")
+        else:
+            found.append(f"Bytes over the link do not explain it: {moved}; {slowest}.")
+    return found
+
+
+def _mb(measure: Measure) -> str:
+    text = f"{(measure.link_bytes or 0) / 1e6:,.1f} MB"
+    hits = measure.hit_rate
+    if measure.at.quantity != DECODE or hits is None:
+        return text
+    return f"{text} ({hits:.0%} of its lookups are hits)"
 
 
 def _others(best: Entrant, places: Sequence[Place], contest: Contest) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from residency.reports.contests import Contest
+from residency.reports.contests import FOLDER, Contest, Entrant, label_of, without
+from residency.reports.effects import telling
 from residency.reports.measures import BENCH, DECODE, MODES, TTFT
 from residency.reports.reading import ResultSet, State
 from residency.reports.report import Section
@@ -15,6 +16,7 @@ MACHINE = (
     *("residency", "commit", "torch", "transformers", "python"),
 )
 MOST_VALUES = 12
+BELOW_FLOOR = 0.95
 
 
 def question(contest: Contest) -> list[str]:
@@ -95,7 +97,25 @@ def warnings(contest: Contest) -> list[str]:
         values = dict.fromkeys(result.environment.get(name, "not told") for result in results)
         if len(values) > 1:
             found.append(f"These results differ in {name}: {', '.join(values)}.")
+    floors = [
+        measure.median / measure.floor_s
+        for each in contest.entrants
+        for measure in each.measures.values()
+        if measure.floor_s is not None
+    ]
+    below = sum(over < BELOW_FLOOR for over in floors)
+    if below:
+        found.append(
+            f"{below} of {len(floors)} medians lie more than {1 - BELOW_FLOOR:.0%} below their "
+            "floor, which was measured in the same process: the machine was not quiet, or its "
+            "speed drifted, so small differences mean nothing."
+        )
     return found
+
+
+def effects_text(section: Section) -> list[str]:
+    """Which choices matter by themselves, where there is more than one."""
+    return telling(section.effects) if len(section.contest.varied) > 1 else []
 
 
 def answer(section: Section) -> str:
@@ -103,21 +123,33 @@ def answer(section: Section) -> str:
     contest, advice = section.contest, section.advice
     if len(contest.entrants) == 1:
         return "One configuration alone: there is nothing to compare it with."
+    if set(contest.varied) <= {FOLDER}:
+        return (
+            f"All {len(contest.entrants)} results are of one configuration, so there is none to "
+            "choose; the tables show how far they lie apart."
+        )
     if advice is None:
-        return "No point was timed under all configurations, so none is recommended; see who wins "\
+        return (
+            "No point was timed under all configurations, so none is recommended; see who wins "
             "where."
-    number = f"job {advice.entrant.number}"
+        )
+    label, number = _choice(advice.entrant), f"job {advice.entrant.number}"
     if not advice.judged:
         return (
-            f"{advice.entrant.label} ({number}) has the lowest times, but each is of a single run: "
+            f"{label} ({number}) has the lowest times, but each is of a single run: "
             "repeat the runs before you rely on it."
         )
     if all(len(place.level) == len(place.ranking) - 1 for place in section.places):
         return (
-            f"No configuration is better than another beyond noise; {advice.entrant.label} "
+            f"No configuration is better than another beyond noise; {label} "
             f"({number}) has the lowest medians."
         )
-    return f"Use {advice.entrant.label} ({number})."
+    return f"Use {label} ({number})."
+
+
+def _choice(entrant: Entrant) -> str:
+    """What can be chosen of it: the folder's name is none of that."""
+    return label_of(without(entrant.choice, [FOLDER])) or entrant.label
 
 
 def others(section: Section) -> list[str]:

@@ -19,12 +19,13 @@ from residency.reports.replays import Drawn
 
 BOUNDS = (("#222222", "-"), ("#222222", "--"), ("#888888", "-."))
 CAPTION = (
-    "Recorded routes, replayed: the share of expert lookups that miss a pool of so many slots; lower "
-    "is better. Belady's lines are bounds that know the future; static is the best fixed choice. "
+    "Recorded routes, replayed: the share of expert lookups that miss a pool of so many slots; "
+    "lower is better. Belady's lines are bounds that know the future; static is the best fixed "
+    "choice. "
 )
 LIVE = (
-    "Crosses are what the measured runs missed in decode: their prompts are not those of the "
-    "recording, so they lie near the curves, not on them. "
+    "Crosses, in the colour of their policy, are what the measured runs missed in decode; those "
+    "of a bench decode other prompts than the recording's and lie near the curves, not on them. "
 )
 
 
@@ -47,10 +48,11 @@ def picture(drawn: Drawn, name: str) -> Picture | None:
             *_percent(line.points), color=shade, ls=dash, lw=1.1
         )
     if drawn.live:
-        slots = [each[1] for each in drawn.live]
-        misses = [each[2] * 100 for each in drawn.live]
-        points = axes.scatter(slots, misses, marker="x", s=46, color="#b00020", lw=1.6, zorder=5)
-        handles["measured decodes"] = points
+        shades = {line.name: color(number) for number, line in enumerate(policies)}
+        style = {"marker": "X", "s": 60, "edgecolor": "black", "lw": 0.8, "zorder": 5}
+        for name, slots, miss in drawn.live:
+            axes.scatter([slots], [miss * 100], color=shades.get(name, "white"), **style)
+        handles["measured decodes"] = axes.scatter([], [], color="white", **style)
     handles[f"token cycle ({drawn.cycle} slots)"] = axes.axvline(
         drawn.cycle, color=GREY, ls=":", lw=1.2
     )

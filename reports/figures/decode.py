@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from residency.reports.contests import SLOTS, Contest, Entrant, facets, label_of, without
+from residency.reports.figures.rows import row_label
 from residency.reports.figures.style import (
     GREY,
     GRID,
     SMALL,
+    WIDTHS,
     Picture,
     color,
+    columns_of,
     label,
     legend_below,
     marker,
@@ -22,23 +25,24 @@ from residency.reports.measures import DECODE, At, Measure
 AT = At(DECODE)
 OVER_POOL = (
     "Lower is better; whiskers are the range of the timed runs. Lines join configurations that "
-    "differ in the pool's size alone. "
+    "differ in the pool's size alone; they are drawn a little apart. "
 )
 CYCLE = (
-    "The dotted line is the token cycle, the experts that one step needs: with fewer slots a global "
-    "LRU lets each go before the next token wants it."
+    "The dotted line is the token cycle, the experts that one step needs: with fewer slots a "
+    "global LRU lets each go before the next token wants it."
 )
 SIDE_BY_SIDE = (
     "Lower is better; a dot is the median of the timed runs, the whisker their range, the tick the "
     "floor of that configuration, where it could be had. Fastest on top."
 )
+APART = 0.008  # of two lines at one size, of the largest
 Y_LABEL = "time per decoded token (ms)"
 
 
 def picture(contest: Contest, name: str) -> Picture | None:
-    """None where nothing was decoded."""
+    """None where fewer than two have decoded."""
     timed = [entrant for entrant in contest.entrants if AT in entrant.measures]
-    if not timed:
+    if len(timed) < 2:
         return None
     sizes = {entrant.result.num_slots for entrant in timed}
     if len(sizes) < 2 or None in sizes:
@@ -55,7 +59,7 @@ def _side_by_side(timed: Sequence[Entrant], name: str) -> Picture:
         axes.errorbar(measure.median * 1e3, y, xerr=_range(measure), color=color(0), **_DOT)
         if measure.floor_s is not None:
             axes.plot(measure.floor_s * 1e3, y, "|", color=GREY, ms=12, mew=1.5)
-    axes.set_yticks(range(len(ordered)), [label(each.label) for each in ordered], fontsize=SMALL)
+    axes.set_yticks(range(len(ordered)), [row_label(each) for each in ordered], fontsize=SMALL)
     axes.set_ylim(-0.6, len(ordered) - 0.4)
     axes.set_xlim(left=0)
     axes.set_xlabel(Y_LABEL, fontsize=SMALL + 1)
@@ -66,16 +70,18 @@ def _side_by_side(timed: Sequence[Entrant], name: str) -> Picture:
 
 def _over_pool(timed: Sequence[Entrant], name: str) -> Picture:
     groups = facets_of_lines(timed)
-    columns = min(2, len(groups))
-    rows = -(-len(groups) // 2)
-    figure = new_figure(5.2 * columns + 1.4, 3.5 * rows + 0.9)
+    columns = columns_of(len(groups))
+    rows = -(-len(groups) // columns)
+    figure = new_figure(WIDTHS[columns], 3.7 * rows + 0.9)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     cells = [cell for row in grid for cell in row]
     handles: dict[str, Any] = {}
+    most = max(entrant.result.num_slots or 0 for entrant in timed)
     cycle = max((m.step_lookups or 0 for m in (each.measures[AT] for each in timed)), default=0)
     for axes, (title, lines) in zip(cells, groups, strict=False):
         for number, (text, line) in enumerate(lines):
-            handles.setdefault(label(text), _draw(axes, line, number))
+            shift = most * APART * (number - (len(lines) - 1) / 2)
+            handles.setdefault(label(text), _draw(axes, line, number, shift))
         if cycle:
             drawn = axes.axvline(cycle, color=GREY, ls=":", lw=1.2)
             handles.setdefault(f"token cycle ({cycle:.0f} slots)", drawn)
@@ -114,10 +120,10 @@ def facets_of_lines(
     return found
 
 
-def _draw(axes: Any, line: Sequence[Entrant], number: int) -> Any:
+def _draw(axes: Any, line: Sequence[Entrant], number: int, shift: float) -> Any:
     ordered = sorted(line, key=lambda each: each.result.num_slots or 0)
     measures = [each.measures[AT] for each in ordered]
-    slots = [each.result.num_slots for each in ordered]
+    slots = [(each.result.num_slots or 0) + shift for each in ordered]
     ranges = [_range(measure) for measure in measures]
     spread = [[low[0][0] for low in ranges], [high[1][0] for high in ranges]]
     style = {"marker": marker(number), "ms": 8 - 0.55 * number, "capsize": 2.5, "lw": 1.3}

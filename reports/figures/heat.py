@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from residency.reports.contests import Contest, Entrant
+from residency.reports.figures.rows import row_label
 from residency.reports.figures.style import SMALL, Picture, label, new_figure
 from residency.reports.measures import DECODE, Measure, place_text
 
 CAPTION = (
-    "Each cell is the share of a layer's expert lookups that found the expert in a slot, summed over "
-    "the timed runs; bright is more hits. A dark column is a layer whose routes are hard to keep; a "
-    "dark row is a configuration that keeps little. White: not told."
+    "Each cell is the share of a layer's expert lookups that found the expert in a slot, summed "
+    "over the timed runs; bright is more hits. A dark column is a layer whose routes are hard to "
+    "keep; a dark row is a configuration that keeps little. White: not told. In brackets: the job."
 )
 Rows = list[tuple[str, list[float]]]  # of a label, the hit rate of each layer in per cent
 
@@ -52,7 +53,7 @@ def _rows(entrants: Sequence[Entrant], place: tuple[str, int] | None) -> Rows:
             and (place is None or at.place == place)
         ]
         if rates := rates_of(own):
-            found.append((entrant.label, rates))
+            found.append((row_label(entrant), rates))
     return found
 
 
@@ -79,7 +80,7 @@ def _draw(axes: Any, title: str, rows: Rows) -> Any:
     cells = [[*rates, *[math.nan] * (width - len(rates))] for _, rates in rows]
     style = {"vmin": 0, "vmax": 100, "cmap": "cividis", "interpolation": "nearest"}
     image = axes.imshow(cells, aspect="auto", **style)
-    axes.set_yticks(range(len(rows)), [label(name) for name, _ in rows], fontsize=SMALL)
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=SMALL)
     step = max(1, width // 16)
     axes.set_xticks(range(0, width, step), [str(n) for n in range(0, width, step)])
     axes.tick_params(labelsize=SMALL)

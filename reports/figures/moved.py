@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from residency.reports.contests import Contest, Entrant
+from residency.reports.figures.rows import row_label
 from residency.reports.figures.style import (
     COLORS,
     GRID,
     SMALL,
     Picture,
-    label,
     legend_below,
     new_figure,
 )
@@ -29,7 +29,7 @@ WORDS = {
 CAPTION = (
     "What moved, on average over the timed runs: each bar is cut by where bytes came from. All but "
     "d2d cross the link between host and device, so a longer bar is a longer wait unless compute "
-    "hides it."
+    "hides it. In brackets: the job."
 )
 
 
@@ -72,7 +72,8 @@ def _draw(axes: Any, at: At, those: Sequence[Entrant], handles: dict[str, Any]) 
             bars = axes.barh(range(len(those)), sizes, left=left, color=shade, height=0.7)
             handles.setdefault(WORDS[source], bars)
             left = [a + b for a, b in zip(left, sizes, strict=True)]
-    axes.set_yticks(range(len(those)), [label(each.label) for each in those], fontsize=SMALL)
+    axes.set_yticks(range(len(those)), [row_label(each) for each in those], fontsize=SMALL)
+    axes.set_xlim(0, max(left) * 1.05 or 1)
     axes.invert_yaxis()
     what = "a decode step" if at.quantity == DECODE else f"a prompt: {at.text}"
     axes.set_xlabel(f"moved by {what} (MB)", fontsize=SMALL + 1)

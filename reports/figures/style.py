@@ -18,8 +18,9 @@ COLORS = (
 )
 MARKERS = "osD^vPX*"
 GREY, GRID = "#777777", "#e4e4e4"
-DPI = 130
+DPI = 115
 SMALL = 8
+WIDTHS = {1: 7.4, 2: 11.8}  # inches, by columns of panels
 CAP = 90  # characters of a label
 # $ would begin a formula.
 PLAIN = str.maketrans({"$": r"\$"})
@@ -42,12 +43,19 @@ class Picture:
     @cached_property
     def png(self) -> bytes:
         content = io.BytesIO()
-        self.figure.savefig(content, format="png", dpi=DPI, facecolor="white")
+        self.figure.savefig(
+            content, format="png", dpi=DPI, facecolor="white", pil_kwargs={"optimize": True}
+        )
         return content.getvalue()
 
 
 def new_figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def columns_of(panels: int) -> int:
+    """One below the other, which a phone can show, unless there are many."""
+    return 1 if panels <= 3 else 2
 
 
 def label(text: str) -> str:

@@ -11,8 +11,10 @@ from residency.reports.figures.style import (
     GREY,
     GRID,
     SMALL,
+    WIDTHS,
     Picture,
     color,
+    columns_of,
     label,
     legend_below,
     log_times,
@@ -22,12 +24,14 @@ from residency.reports.figures.style import (
 )
 from residency.reports.measures import TTFT, Measure, place_text
 
+APART = 0.035  # of two lines at one length, in powers of two
 MOST_FLOORS = 4  # lines that each have a floor of their own drawn
 CAPTION = (
     "Both axes are logarithmic; lower is better. A marker is the median of the timed runs, its "
-    "whisker their range. Dashed: the floor, which no plan that moves the same bytes beside the "
-    "same compute can beat; it is computed from link and compute times measured in the same run, so "
-    "on a noisy machine a run can lie below it. "
+    "whisker their range; lines are drawn a little apart, so that none hides another. Dashed: the "
+    "floor, which no plan that moves the same bytes beside the same compute can beat; it is "
+    "computed from link and compute times measured in the same run, so on a noisy machine a run "
+    "can lie below it. "
 )
 CROSSED = "A vertical line marks the length at which another becomes the fastest."
 
@@ -36,9 +40,11 @@ def picture(contest: Contest, meetings: Sequence[Meeting], name: str) -> Picture
     """All panels of a contest."""
     groups = facets(contest.entrants)
     places = contest.places
-    width, rows = 5.2 * min(2, len(groups)) + 1.4, len(places) * -(-len(groups) // 2)
-    figure = new_figure(width, 3.5 * rows + 0.22 * max(len(g) for _, g in groups) + 0.5)
-    grid = figure.subplots(rows, min(2, len(groups)), squeeze=False, sharex=True, sharey=True)
+    columns = columns_of(len(groups))
+    rows = len(places) * -(-len(groups) // columns)
+    height = 3.5 * rows + 0.2 * max(len(group) for _, group in groups) + 0.4
+    figure = new_figure(WIDTHS[columns], height)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     cells = [cell for row in grid for cell in row]
     handles: dict[str, Any] = {}
     used = 0
@@ -50,7 +56,7 @@ def picture(contest: Contest, meetings: Sequence[Meeting], name: str) -> Picture
             _draw(axes, group, place, _shown(group, title), handles)
             _draw_meetings(axes, group, place, meetings)
             axes.set_title(label(said), fontsize=9)
-        used += used % len(grid[0])
+        used += used % columns
     for axes in cells:
         if not axes.has_data():
             axes.remove()
@@ -92,7 +98,8 @@ def _draw(
         if not line:
             continue
         tokens |= {measure.at.tokens for measure in line}
-        handles.setdefault(label(name), _draw_line(axes, line, number))
+        apart = 2 ** (APART * (number - (len(group) - 1) / 2))
+        handles.setdefault(label(name), _draw_line(axes, line, number, apart))
         for measure in line:
             if measure.floor_s is not None:
                 least = floors.get(measure.at.tokens, measure.floor_s)
@@ -117,8 +124,8 @@ def _line(entrant: Entrant, place: tuple[str, int]) -> list[Measure]:
     return sorted(own, key=lambda measure: measure.at.tokens)
 
 
-def _draw_line(axes: Any, line: Sequence[Measure], number: int) -> Any:
-    tokens = [measure.at.tokens for measure in line]
+def _draw_line(axes: Any, line: Sequence[Measure], number: int, apart: float) -> Any:
+    tokens = [measure.at.tokens * apart for measure in line]
     below = [(measure.median - measure.least) * 1e3 for measure in line]
     above = [(measure.most - measure.median) * 1e3 for measure in line]
     # Each marker a little smaller than the one before, so that none is hidden.
