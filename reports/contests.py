@@ -12,8 +12,8 @@ from residency.reports.reading import Job, ResultSet
 from residency.reports.results import Result, option
 
 CHOSEN = ("cache", "prefill", "decode", "device")  # groups in which configurations differ
+MACHINE = ("device", "device_name", "cpus")
 FREE = ("lengths", "repeats", "warmups", "modes", "crossing")  # what work may differ in
-MOST_TOLD = 3  # keys in a title
 FOLDER = "folder"  # the key of a choice by which results of one configuration are told apart
 MOST_LINES = 8  # of one pair of axes
 SLOTS = "cache.slots"
@@ -36,6 +36,11 @@ class Entrant:
     @property
     def number(self) -> str:
         return self.job.number
+
+    @property
+    def short(self) -> str:
+        """By which a reader finds it: its job, and its mode where the job has several."""
+        return f"{self.number} ({self.mode})" if self.mode else self.number
 
 
 @dataclass(frozen=True)
@@ -86,12 +91,14 @@ def titles_of(contests: Sequence[Contest]) -> list[str]:
     found = []
     for contest in contests:
         alike = [each for each in contests if each.title == contest.title]
-        own = [
-            f"{key}={value}"
-            for key, value in contest.setting.items()
-            if any(each.setting.get(key) != value for each in alike)
-        ]
-        names = own[:MOST_TOLD] or [contest.result.title] if len(alike) > 1 else []
+        others = [each for each in alike if each is not contest]
+        names = []
+        for key, value in contest.setting.items():
+            told = [each for each in others if each.setting.get(key) != value]
+            if told and key.rpartition(".")[2] not in FREE:
+                names.append(f"{key}={value}")
+                others = [each for each in others if each not in told]
+        names += [contest.result.title] if others else []
         found.append(", ".join([contest.title, *names]))
     return found
 
@@ -116,7 +123,7 @@ def _setting_key(result: Result) -> str:
     own = None if config else str(result.file)  # without a config nothing is known to be equal
     if config and not isinstance(config.get("model"), Mapping):  # another program's
         work = {key: value for key, value in result.plan.items() if key not in FREE}
-    machine = [environment.get(key) for key in ("device", "device_name", "cpus")]
+    machine = [environment.get(key) for key in MACHINE]
     return json.dumps([result.kind, config.get("model"), work, machine, own], sort_keys=True)
 
 
@@ -182,6 +189,7 @@ def setting_of(result: Result) -> dict[str, str]:
             found |= {f"{group}.{k}": plain(v) for k, v in node.items() if k != "_target_"}
         elif node is not None:
             found[group] = plain(node)
+    found |= {key: result.environment[key] for key in MACHINE if key in result.environment}
     if not isinstance(result.config.get("model"), Mapping):
         found |= {key: plain(value) for key, value in result.plan.items()}
     return found

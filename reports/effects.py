@@ -11,6 +11,7 @@ from residency.reports.measures import At, Measure
 from residency.reports.verdicts import Verdict, verdict
 
 MOST_TOLD = 6
+FEWEST_PAIRS = 2
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,14 @@ def effects_of(contest: Contest) -> list[Effect]:
 
 
 def telling(effects: Sequence[Effect]) -> list[str]:
-    """The choices that matter by themselves, a sentence each: at least half of the pairs agree
-    beyond noise and none says the contrary. The largest first.
+    """The choices that matter by themselves, a sentence each: at least half of the pairs, and two,
+    agree beyond noise and none says the contrary. The largest first.
     """
     found = []
     for effect in effects:
         faster, slower = effect.count(Verdict.FASTER), effect.count(Verdict.SLOWER)
-        if (faster and slower) or max(faster, slower) * 2 < len(effect.verdicts):
+        agreed = max(faster, slower)
+        if (faster and slower) or agreed < FEWEST_PAIRS or agreed * 2 < len(effect.verdicts):
             continue
         one, other = effect.value, effect.other
         ratio = effect.ratio
@@ -61,7 +63,7 @@ def telling(effects: Sequence[Effect]) -> list[str]:
             (
                 ratio,
                 f"{effect.key}={one} instead of {other}: {effect.at.text} takes {1 - ratio:.0%} "
-                f"less time (faster in {max(faster, slower)} of {pairs} pairs alike in all else).",
+                f"less time (faster in {agreed} of {pairs} pairs alike in all else).",
             )
         )
     return [text for _, text in sorted(found)[:MOST_TOLD]]

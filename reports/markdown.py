@@ -70,7 +70,7 @@ def _section(section: Section) -> Iterator[str]:
     yield from _list([f"Beware: {line}" for line in warnings(contest)])
     yield from (f"**{plain(answer(section))}**", "")
     yield from _list(reasons(section))
-    yield from _list([f"Another is better: {line}" for line in others(section)])
+    yield from _list([f"Otherwise: {line}" for line in others(section)])
     yield from _list([f"By itself: {line}" for line in effects_text(section)])
     for table in summary_tables(section):
         yield from _table(table)

@@ -45,7 +45,7 @@ FLOOR = (
     "computes the same, both timed in the same process."
 )
 CHANGE = "x % less or more time is said of the medians, as a share of the time of what is named."
-RULES = (verdicts.RULE, winners.RULE, CHANGE, FLOOR)
+RULES = (verdicts.RULE, verdicts.CHANCE, winners.RULE, CHANGE, FLOOR)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from residency.reports.contests import Contest, Entrant
 from residency.reports.crossings import Meeting
 from residency.reports.effects import Effect
 from residency.reports.measures import DECODE, TTFT, At, Measure, place_text
-from residency.reports.verdicts import Verdict
+from residency.reports.units import ms
+from residency.reports.verdicts import Verdict, change_text
 from residency.reports.winners import Place, named
 
 
@@ -84,12 +85,12 @@ def winners_table(places: Sequence[Place]) -> Table:
         best, behind = place.best, place.behind
         cells = [Cell(place.at.text), Cell(named(best), best.number)]
         cells.append(_time(best, place.best_measure))
-        level = ", ".join(each.number for each in place.level)
+        level = ", ".join(each.short for each in place.level)
         cells.append(Cell(f"jobs {level}" if level else "none"))
         text = "none"
         if behind is not None:
-            share = place.over_best(behind) - 1
-            text = f"{named(behind)}: {share:+.1%} time"
+            change = change_text(behind.measures[place.at], place.best_measure)
+            text = f"{named(behind)}: {change} the fastest"
         cells.append(Cell(text, behind.number if behind else ""))
         rows.append(tuple(cells))
     header = ("at", "fastest", "ms", "not told from it", "the next that is slower beyond noise")
@@ -166,14 +167,6 @@ def _time(entrant: Entrant, measure: Measure, strong: bool = False) -> Cell:
     if measure.num_runs > 1:
         text = f"{text} ({ms(measure.least)} to {ms(measure.most)})"
     return Cell(text, entrant.number, measure.pointer, strong)
-
-
-def ms(seconds: float) -> str:
-    """Milliseconds, three digits or more."""
-    number = seconds * 1e3
-    return (
-        f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
-    )
 
 
 def _rate(rate: float | None) -> str:

@@ -8,15 +8,19 @@ from __future__ import annotations
 from enum import StrEnum
 
 from residency.reports.measures import Measure
+from residency.reports.units import share
 
 LEAST_GAP = 0.02  # of the smaller median
 FEWEST_RUNS = 2
 RULE = (
     "Faster or slower is said only if the ranges of the timed runs (least to most) do not overlap "
     f"and the medians differ by more than {LEAST_GAP:.0%}. Everything else is within noise. Where "
-    "either side has a single run there is no verdict, since nothing is known of the noise. Jobs "
-    "of a sweep run one after another: what slows a machine down for minutes shifts whole jobs, "
-    "and no range shows it."
+    "either side has a single run there is no verdict, since nothing is known of the noise."
+)
+CHANCE = (
+    "Chance alone parts the ranges of two equal configurations in 1 of 3 comparisons with two runs "
+    "each, in 1 of 10 with three, in 1 of 126 with five. Jobs of a sweep run one after another: "
+    "what slows a machine down for minutes shifts whole jobs, and no range shows it."
 )
 
 
@@ -40,10 +44,9 @@ def verdict(one: Measure, other: Measure) -> Verdict:
 
 def change_text(one: Measure, other: Measure) -> str:
     """How much less or more time `one` takes than `other`, by the medians."""
-    share = one.median / other.median - 1
-    if abs(share) < 0.0005:
+    ratio = one.median / other.median
+    if abs(ratio - 1) < 0.0005:
         return "as much time as"
-    number = f"{abs(share):.1%}" if abs(share) < 0.1 else f"{abs(share):.0%}"
-    if share > 1:
-        return f"{share + 1:.1f} times the time of"
-    return f"{number} {'less' if share < 0 else 'more'} time than"
+    if ratio > 2:
+        return f"{ratio:,.1f} times the time of"
+    return f"{share(abs(ratio - 1))} {'less' if ratio < 1 else 'more'} time than"

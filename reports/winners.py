@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from residency.reports.contests import SLOTS, Contest, Entrant
-from residency.reports.measures import DECODE, TTFT, At, Measure
+from residency.reports.measures import DECODE, TTFT, At, Measure, place_text
+from residency.reports.units import listed, shares, size
 from residency.reports.verdicts import Verdict, change_text, verdict
 
 RULE = (
@@ -53,6 +55,25 @@ class Place:
 
     def over_best(self, entrant: Entrant) -> float:
         return entrant.measures[self.at].median / self.best_measure.median
+
+
+class Outcome(StrEnum):
+    """How one entrant stands among all at one point, best first."""
+
+    LEADS = "the fastest, beyond noise,"
+    LEVEL = "within noise of the fastest"
+    ALL_LEVEL = "all are within noise of each other"
+    UNJUDGED = "no verdict, since some have a single run,"
+    TRAILS = "slower, beyond noise,"
+
+
+BESIDE = {
+    Outcome.LEADS: "the next, ",
+    Outcome.LEVEL: "the next that is slower beyond noise, ",
+    Outcome.UNJUDGED: "",
+    Outcome.TRAILS: "the fastest, ",
+}
+MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -119,47 +140,60 @@ def _cost(entrant: Entrant, places: Sequence[Place]) -> float:
 
 
 def _where(best: Entrant, places: Sequence[Place]) -> list[str]:
-    """How the recommended one does at each point, points of one outcome in one sentence."""
-    leads, levels, trails = [], [], []
+    """How the recommended one does: a sentence for decode, and for the prompts of each place."""
+    found = []
+    for name, group in _groups(places):
+        said = [_outcome(best, place) for place in group]
+        texts = []
+        for kind in Outcome:
+            own = [
+                (place, other)
+                for place, (each, other) in zip(group, said, strict=True)
+                if each is kind
+            ]
+            texts += [_said(best, kind, own)] if own else []
+        found.append(f"{name}: {'; '.join(texts)}.")
+    return found
+
+
+def _groups(places: Sequence[Place]) -> list[tuple[str, list[Place]]]:
+    groups: dict[str, list[Place]] = {}
     for place in places:
-        own = best.measures[place.at]
-        if place.verdict_of(best) is Verdict.SLOWER:
-            change = change_text(own, place.best_measure)
-            trails.append(f"{place.at.text}: {change} {named(place.best)}, beyond noise.")
-        elif best is place.best and not place.level and len(place.ranking) > 1:
-            second = place.ranking[1]
-            change = change_text(own, second.measures[place.at])
-            leads.append(f"{place.at.text}: {change} the next, {named(second)}, beyond noise.")
-        else:
-            levels.append(_level(best, place))
-    return [*leads, *_joined(levels), *trails]
+        pool = place_text(place.at.place)
+        name = place.at.quantity if place.at.quantity == DECODE or not pool else f"{TTFT}, {pool}"
+        groups.setdefault(name, []).append(place)
+    return list(groups.items())
 
 
-def _level(best: Entrant, place: Place) -> tuple[str, str]:
-    """The point, and what can be said of it where no one leads alone."""
-    measure, text = best.measures[place.at], place.at.text
+def _outcome(best: Entrant, place: Place) -> tuple[Outcome, Entrant | None]:
+    """And the entrant that it is told beside, if there is one."""
+    own = best.measures[place.at]
+    if place.verdict_of(best) is Verdict.SLOWER:
+        return Outcome.TRAILS, place.best
+    if best is place.best and not place.level and len(place.ranking) > 1:
+        return Outcome.LEADS, place.ranking[1]
     if place.verdict_of(place.ranking[-1]) is Verdict.NONE:
-        last = place.ranking[-1] if best is place.best else place.best
-        change = change_text(measure, last.measures[place.at])
-        return text, f"{change} {named(last)} in single runs, which give no verdict"
-    slower = [e for e in place.ranking if verdict(measure, e.measures[place.at]) is Verdict.FASTER]
-    if not slower:
-        return text, "all configurations are within noise of each other"
-    behind = slower[0]
-    change = change_text(measure, behind.measures[place.at])
-    others = len(place.level)
-    own = "within noise of the best"
-    if best is place.best:
-        own = f"the lowest median, within noise of {others} other{'s' if others > 1 else ''}"
-    return text, f"{own}; {change} the fastest that is slower beyond noise, {named(behind)}"
+        return Outcome.UNJUDGED, place.ranking[1] if best is place.best else place.best
+    slower = [e for e in place.ranking if verdict(own, e.measures[place.at]) is Verdict.FASTER]
+    return (Outcome.LEVEL, slower[0]) if slower else (Outcome.ALL_LEVEL, None)
 
 
-def _joined(levels: Sequence[tuple[str, str]]) -> list[str]:
-    """Points of which the same is said, in one sentence."""
-    texts: dict[str, list[str]] = {}
-    for at, said in levels:
-        texts.setdefault(said, []).append(at)
-    return [f"{_list(ats)}: {said}." for said, ats in texts.items()]
+def _said(best: Entrant, kind: Outcome, own: Sequence[tuple[Place, Entrant | None]]) -> str:
+    """kind's words, where, and by how much beside whom."""
+    lengths = [f"{place.at.tokens:,}" for place, _ in own if place.at.quantity == TTFT]
+    where = f" at {listed(lengths)} tokens" if lengths else ""
+    pairs = [(place, other) for place, other in own if other is not None]
+    if not pairs:
+        return f"{kind}{where}"
+    ratios = [best.measures[p.at].median / other.measures[p.at].median for p, other in pairs]
+    names = list(dict.fromkeys(named(other) for _, other in pairs))
+    beside = f"{BESIDE[kind]}{listed(names[:MOST_NAMED])}"
+    beside += " and others" if len(names) > MOST_NAMED else ""
+    below = [1 - ratio for ratio in ratios if ratio <= 1]
+    above = [ratio - 1 for ratio in ratios if ratio > 1]
+    texts = [f"{shares(below)} less time than"] if below else []
+    texts += [f"{shares(above)} more time than"] if above else []
+    return f"{kind}{where} ({' or '.join(texts)} {beside})"
 
 
 def _why(best: Entrant, places: Sequence[Place]) -> list[str]:
@@ -179,8 +213,8 @@ def _why(best: Entrant, places: Sequence[Place]) -> list[str]:
         if own.link_bytes is None or other.link_bytes is None:
             continue
         each = "a step of decode" if place.at.quantity == DECODE else f"a prompt of {place.at.text}"
-        moved = f"{each.replace(f'{TTFT} at ', '')} moves {_mb(own)} over the link"
-        slowest = f"the slowest, {named(last)}, moves {_mb(other)}"
+        moved = f"{each.replace(f'{TTFT} at ', '')} moves {_moved(own)} over the link"
+        slowest = f"the slowest, {named(last)}, moves {_moved(other)}"
         if own.link_bytes < other.link_bytes * 0.98:
             found.append(f"Why: {moved}; {slowest}.")
         else:
@@ -188,8 +222,8 @@ def _why(best: Entrant, places: Sequence[Place]) -> list[str]:
     return found
 
 
-def _mb(measure: Measure) -> str:
-    text = f"{(measure.link_bytes or 0) / 1e6:,.1f} MB"
+def _moved(measure: Measure) -> str:
+    text = size(measure.link_bytes or 0)
     hits = measure.hit_rate
     if measure.at.quantity != DECODE or hits is None:
         return text
@@ -197,12 +231,15 @@ def _mb(measure: Measure) -> str:
 
 
 def _others(best: Entrant, places: Sequence[Place], contest: Contest) -> list[str]:
-    found = []
+    groups: dict[str, list[Place]] = {}
     for place in places:
         if place.verdict_of(best) is Verdict.SLOWER:
-            own, first = best.measures[place.at], place.best_measure
-            change = change_text(first, own)
-            found.append(f"For {place.at.text} alone: {named(place.best)} takes {change} it.")
+            groups.setdefault(named(place.best), []).append(place)
+    found = []
+    for name, group in groups.items():
+        gains = [1 - 1 / place.over_best(best) for place in group]
+        points = listed([place.at.text for place in group])
+        found.append(f"For {points}: {name} takes {shares(gains)} less time.")
     return [*found, *_by_pool(best, contest)]
 
 
@@ -219,8 +256,8 @@ def _by_pool(best: Entrant, contest: Contest) -> list[str]:
         own = _recommended(entrants) or entrants[0]
         if slots == best.result.num_slots:
             continue
-        gap = (slots - best.result.num_slots) * own.result.memory.get("row_bytes", 0) / 1e6
-        memory = f"{abs(gap):,.1f} MB of device memory {'more' if gap > 0 else 'less'}"
+        gap = (slots - best.result.num_slots) * own.result.memory.get("row_bytes", 0)
+        memory = f"{size(abs(gap))} of device memory {'more' if gap > 0 else 'less'}"
         change = ""
         (decode,) = [at for at in own.measures if at.quantity == DECODE] or [None]
         if decode is not None and decode in best.measures:
@@ -233,9 +270,3 @@ def _by_pool(best: Entrant, contest: Contest) -> list[str]:
 
 def named(entrant: Entrant) -> str:
     return f"{entrant.label} (job {entrant.number})"
-
-
-def _list(words: Sequence[str]) -> str:
-    if len(words) < 2:
-        return "".join(words)
-    return f"{', '.join(words[:-1])} and {words[-1]}"

@@ -9,6 +9,7 @@ from residency.reports.effects import telling
 from residency.reports.measures import BENCH, DECODE, MODES, TTFT
 from residency.reports.reading import ResultSet, State
 from residency.reports.report import Section
+from residency.reports.units import size
 from residency.reports.winners import named
 
 MACHINE = (
@@ -53,8 +54,8 @@ def _model(contest: Contest) -> str:
     said = f"{result.model} ({', '.join(keys)})" if keys else result.model
     experts = result.num_experts
     if experts:
-        size = result.memory["bank_bytes"] / 1e9
-        said += f", {experts:,} experts in all layers, {size:,.3g} GB in host memory"
+        banks = size(result.memory["bank_bytes"])
+        said += f", {experts:,} experts in all layers, {banks} in host memory"
     return said
 
 
@@ -93,6 +94,11 @@ def warnings(contest: Contest) -> list[str]:
         found.append("The routers are made up too: hit rates say nothing about a trained model.")
     if all(m.num_runs < 2 for each in contest.entrants for m in each.measures.values()):
         found.append("Every time is of a single run: nothing is known of the noise.")
+    elif all(m.num_runs <= 2 for each in contest.entrants for m in each.measures.values()):
+        found.append(
+            "Two timed runs each: chance alone parts the ranges of equal configurations in one "
+            "comparison of three, so a verdict at one length alone means little."
+        )
     for name in MACHINE:
         values = dict.fromkeys(result.environment.get(name, "not told") for result in results)
         if len(values) > 1:

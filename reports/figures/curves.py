@@ -50,8 +50,8 @@ def picture(drawn: Drawn, name: str) -> Picture | None:
     if drawn.live:
         shades = {line.name: color(number) for number, line in enumerate(policies)}
         style = {"marker": "X", "s": 60, "edgecolor": "black", "lw": 0.8, "zorder": 5}
-        for name, slots, miss in drawn.live:
-            axes.scatter([slots], [miss * 100], color=shades.get(name, "white"), **style)
+        for policy, slots, miss in drawn.live:
+            axes.scatter([slots], [miss * 100], color=shades.get(policy, "white"), **style)
         handles["measured decodes"] = axes.scatter([], [], color="white", **style)
     handles[f"token cycle ({drawn.cycle} slots)"] = axes.axvline(
         drawn.cycle, color=GREY, ls=":", lw=1.2

@@ -61,7 +61,8 @@ def _side_by_side(timed: Sequence[Entrant], name: str) -> Picture:
             axes.plot(measure.floor_s * 1e3, y, "|", color=GREY, ms=12, mew=1.5)
     axes.set_yticks(range(len(ordered)), [row_label(each) for each in ordered], fontsize=SMALL)
     axes.set_ylim(-0.6, len(ordered) - 0.4)
-    axes.set_xlim(left=0)
+    axes.set_xlim(0, max(entrant.measures[AT].most for entrant in timed) * 1.08e3)
+    axes.tick_params(labelsize=SMALL)
     axes.set_xlabel(Y_LABEL, fontsize=SMALL + 1)
     axes.grid(True, axis="x", color=GRID, lw=0.5)
     alt = f"Milliseconds per decoded token of {len(ordered)} configurations; the table has them"

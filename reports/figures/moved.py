@@ -18,7 +18,7 @@ from residency.reports.figures.style import (
 from residency.reports.measures import DECODE, TTFT, At
 from residency.runtime.counters import Source
 
-MB = 1e6
+GB_FROM = 1e10  # bytes
 WORDS = {
     Source.STREAM: "stream: host bank to staging",
     Source.FETCH: "fetch: host bank to a slot",
@@ -46,7 +46,7 @@ def picture(contest: Contest, name: str) -> Picture | None:
     for (axes,), (at, those) in zip(grid, panels, strict=True):
         _draw(axes, at, those, handles)
     legend_below(figure, list(handles.values()), list(handles))
-    alt = f"Stacked bars: megabytes moved by source, for {most} configurations"
+    alt = f"Stacked bars: bytes moved by source, for {most} configurations"
     return Picture(name, "Bytes moved, by source", CAPTION, alt, figure)
 
 
@@ -66,8 +66,10 @@ def _those(contest: Contest, at: At) -> list[Entrant]:
 
 def _draw(axes: Any, at: At, those: Sequence[Entrant], handles: dict[str, Any]) -> None:
     left = [0.0] * len(those)
+    whole = max(sum((each.measures[at].bytes or {}).values()) for each in those)
+    unit, name = (1e9, "GB") if whole >= GB_FROM else (1e6, "MB")
     for source, shade in zip(Source, COLORS, strict=False):
-        sizes = [(each.measures[at].bytes or {}).get(source, 0.0) / MB for each in those]
+        sizes = [(each.measures[at].bytes or {}).get(source, 0.0) / unit for each in those]
         if any(sizes):
             bars = axes.barh(range(len(those)), sizes, left=left, color=shade, height=0.7)
             handles.setdefault(WORDS[source], bars)
@@ -75,8 +77,12 @@ def _draw(axes: Any, at: At, those: Sequence[Entrant], handles: dict[str, Any]) 
     axes.set_yticks(range(len(those)), [row_label(each) for each in those], fontsize=SMALL)
     axes.set_xlim(0, max(left) * 1.05 or 1)
     axes.invert_yaxis()
-    what = "a decode step" if at.quantity == DECODE else f"a prompt: {at.text}"
-    axes.set_xlabel(f"moved by {what} (MB)", fontsize=SMALL + 1)
+    what = (
+        "a decode step"
+        if at.quantity == DECODE
+        else f"a prompt of {at.text.removeprefix(f'{TTFT} at ')}"
+    )
+    axes.set_xlabel(f"moved by {what} ({name})", fontsize=SMALL + 1)
     axes.tick_params(labelsize=SMALL)
     axes.grid(True, axis="x", color=GRID, lw=0.5)
     axes.set_axisbelow(True)

@@ -25,6 +25,7 @@ from residency.reports.figures.style import (
 from residency.reports.measures import TTFT, Measure, place_text
 
 APART = 0.035  # of two lines at one length, in powers of two
+MOST_WRITTEN = 40  # characters
 MOST_FLOORS = 4  # lines that each have a floor of their own drawn
 CAPTION = (
     "Both axes are logarithmic; lower is better. A marker is the median of the timed runs, its "
@@ -140,6 +141,15 @@ def _draw_floor(axes: Any, line: Sequence[Measure], shade: str) -> None:
         axes.plot(*zip(*floors, strict=True), color=shade, ls="--", lw=0.8)
 
 
+def _pair(meeting: Meeting) -> str:
+    """Who meets, where their names are short enough to be written within the axes."""
+    one, other = meeting.pair
+    differing = [key for key in one.choice if one.choice.get(key) != other.choice.get(key)]
+    names = [" ".join(each.choice.get(key, "") for key in differing) for each in meeting.pair]
+    text = label(" = ".join(names))
+    return text if 3 < len(text) <= MOST_WRITTEN else "crossing"
+
+
 def _draw_meetings(
     axes: Any, group: Sequence[Entrant], place: tuple[str, int], meetings: Sequence[Meeting]
 ) -> None:
@@ -147,7 +157,10 @@ def _draw_meetings(
     own = [m for m in meetings if m.place == place and m.before in group and m.after in group]
     for height, meeting in enumerate(m for m in own if m.tokens):
         axes.axvline(meeting.tokens, color=GREY, lw=0.9, ls="-.")
-        text = f"crossing at {meeting.tokens:.0f} tokens"
+        text = f"{_pair(meeting)} at {meeting.tokens:.0f} tokens"
         where = (meeting.tokens, 0.02 + 0.06 * height)
-        offset = {"xytext": (4, 0), "textcoords": "offset points", "fontsize": SMALL}
+        low, high = axes.get_xlim()
+        on_left = meeting.tokens**2 > low * high
+        offset = {"xytext": (-4 if on_left else 4, 0), "textcoords": "offset points"}
+        offset |= {"ha": "right" if on_left else "left", "fontsize": SMALL}
         axes.annotate(text, where, xycoords=("data", "axes fraction"), color="#333333", **offset)
