@@ -111,8 +111,15 @@ def read_folders(folders: Sequence[Path]) -> ResultSet:
     if len({job.number for job in found.jobs}) < len(found.jobs):
         found.jobs = [replace(job, number=str(n)) for n, job in enumerate(found.jobs)]
         found.duplicates = []
-    parts = (found.asked, found.skipped, found.duplicates, found.replays, found.left_out)
-    return ResultSet(tuple(folders), tuple(found.jobs), *(tuple(part) for part in parts))
+    return ResultSet(
+        tuple(folders),
+        tuple(found.jobs),
+        tuple(found.asked),
+        tuple(found.skipped),
+        tuple(found.duplicates),
+        tuple(found.replays),
+        tuple(found.left_out),
+    )
 
 
 def _read_several(folder: Path, found: _Found) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from residency.policies.errors import ConfigError
+from residency.reports.advice import Advice, advice_of
 from residency.reports.against import Comparison, compare
 from residency.reports.contests import Contest, contests_of, titles_of
 from residency.reports.crossings import Meeting, meetings_of
@@ -13,7 +14,7 @@ from residency.reports.figures import curves, decode, heat, moved, ttft
 from residency.reports.figures.style import Picture
 from residency.reports.reading import ResultSet
 from residency.reports.replays import drawn_of, saved
-from residency.reports.winners import Advice, Place, advice_of, places_of
+from residency.reports.winners import Place, places_of
 
 BASE = "B"  # before the numbers of the base's jobs
 

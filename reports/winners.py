@@ -8,12 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-from residency.reports.contests import SLOTS, Contest, Entrant
-from residency.reports.measures import DECODE, TTFT, At, Measure, place_text
-from residency.reports.units import listed, shares, size
-from residency.reports.verdicts import Verdict, change_text, verdict
+from residency.reports.contests import Contest, Entrant
+from residency.reports.measures import DECODE, At, Measure
+from residency.reports.verdicts import Verdict, verdict
 
 RULE = (
     "Recommended is a configuration that is slower than the best nowhere, beyond noise; where "
@@ -57,38 +55,6 @@ class Place:
         return entrant.measures[self.at].median / self.best_measure.median
 
 
-class Outcome(StrEnum):
-    """How one entrant stands among all at one point, best first."""
-
-    LEADS = "the fastest, beyond noise,"
-    LEVEL = "within noise of the fastest"
-    ALL_LEVEL = "all are within noise of each other"
-    UNJUDGED = "no verdict, since some have a single run,"
-    TRAILS = "slower, beyond noise,"
-
-
-BESIDE = {
-    Outcome.LEADS: "the next, ",
-    Outcome.LEVEL: "the next that is slower beyond noise, ",
-    Outcome.UNJUDGED: "",
-    Outcome.TRAILS: "the fastest, ",
-}
-MOST_NAMED = 3
-
-
-@dataclass(frozen=True)
-class Advice:
-    """The configuration to use. reasons: why, a sentence each. others: when which other is better.
-
-    judged: whether any verdict was possible.
-    """
-
-    entrant: Entrant
-    reasons: tuple[str, ...]
-    others: tuple[str, ...]
-    judged: bool
-
-
 def places_of(contest: Contest) -> list[Place]:
     return [_place(at, contest.entrants) for at in contest.points]
 
@@ -98,28 +64,15 @@ def _place(at: At, entrants: Sequence[Entrant]) -> Place:
     return Place(at, tuple(sorted(there, key=lambda entrant: entrant.measures[at].median)))
 
 
-def advice_of(contest: Contest) -> Advice | None:
-    """None where fewer than two entrants have a point in common with all others."""
-    best = _recommended(contest.entrants)
-    if best is None:
-        return None
-    places = _shared(contest.entrants)
-    reasons = [*_where(best, places), *_why(best, places)]
-    judged = any(
-        place.verdict_of(each) is not Verdict.NONE for place in places for each in place.ranking
-    )
-    return Advice(best, tuple(reasons), tuple(_others(best, places, contest)), judged)
-
-
-def _shared(entrants: Sequence[Entrant]) -> list[Place]:
+def shared(entrants: Sequence[Entrant]) -> list[Place]:
     """The points that every entrant was timed at."""
     common = set.intersection(*(set(entrant.measures) for entrant in entrants))
     ordered = sorted(common, key=lambda at: (at.quantity != DECODE, at))
     return [_place(at, entrants) for at in ordered]
 
 
-def _recommended(entrants: Sequence[Entrant]) -> Entrant | None:
-    places = _shared(entrants) if len(entrants) > 1 else []
+def recommended(entrants: Sequence[Entrant]) -> Entrant | None:
+    places = shared(entrants) if len(entrants) > 1 else []
     if not places:
         return None
     never_slower = [
@@ -137,135 +90,6 @@ def _cost(entrant: Entrant, places: Sequence[Place]) -> float:
         over = math.log(place.over_best(entrant))
         logs.setdefault(place.at.quantity == DECODE, []).append(over)
     return sum(sum(each) / len(each) for each in logs.values()) / len(logs)
-
-
-def _where(best: Entrant, places: Sequence[Place]) -> list[str]:
-    """How the recommended one does: a sentence for decode, and for the prompts of each place."""
-    found = []
-    for name, group in _groups(places):
-        said = [_outcome(best, place) for place in group]
-        texts = []
-        for kind in Outcome:
-            own = [
-                (place, other)
-                for place, (each, other) in zip(group, said, strict=True)
-                if each is kind
-            ]
-            texts += [_said(best, kind, own)] if own else []
-        found.append(f"{name}: {'; '.join(texts)}.")
-    return found
-
-
-def _groups(places: Sequence[Place]) -> list[tuple[str, list[Place]]]:
-    groups: dict[str, list[Place]] = {}
-    for place in places:
-        pool = place_text(place.at.place)
-        name = place.at.quantity if place.at.quantity == DECODE or not pool else f"{TTFT}, {pool}"
-        groups.setdefault(name, []).append(place)
-    return list(groups.items())
-
-
-def _outcome(best: Entrant, place: Place) -> tuple[Outcome, Entrant | None]:
-    """And the entrant that it is told beside, if there is one."""
-    own = best.measures[place.at]
-    if place.verdict_of(best) is Verdict.SLOWER:
-        return Outcome.TRAILS, place.best
-    if best is place.best and not place.level and len(place.ranking) > 1:
-        return Outcome.LEADS, place.ranking[1]
-    if place.verdict_of(place.ranking[-1]) is Verdict.NONE:
-        return Outcome.UNJUDGED, place.ranking[1] if best is place.best else place.best
-    slower = [e for e in place.ranking if verdict(own, e.measures[place.at]) is Verdict.FASTER]
-    return (Outcome.LEVEL, slower[0]) if slower else (Outcome.ALL_LEVEL, None)
-
-
-def _said(best: Entrant, kind: Outcome, own: Sequence[tuple[Place, Entrant | None]]) -> str:
-    """kind's words, where, and by how much beside whom."""
-    lengths = [f"{place.at.tokens:,}" for place, _ in own if place.at.quantity == TTFT]
-    where = f" at {listed(lengths)} tokens" if lengths else ""
-    pairs = [(place, other) for place, other in own if other is not None]
-    if not pairs:
-        return f"{kind}{where}"
-    ratios = [best.measures[p.at].median / other.measures[p.at].median for p, other in pairs]
-    names = list(dict.fromkeys(named(other) for _, other in pairs))
-    beside = f"{BESIDE[kind]}{listed(names[:MOST_NAMED])}"
-    beside += " and others" if len(names) > MOST_NAMED else ""
-    below = [1 - ratio for ratio in ratios if ratio <= 1]
-    above = [ratio - 1 for ratio in ratios if ratio > 1]
-    texts = [f"{shares(below)} less time than"] if below else []
-    texts += [f"{shares(above)} more time than"] if above else []
-    return f"{kind}{where} ({' or '.join(texts)} {beside})"
-
-
-def _why(best: Entrant, places: Sequence[Place]) -> list[str]:
-    """What goes with the time: the bytes over the link, and in decode the hits, beside the slowest
-    of those that are slower beyond noise. Of prompts, at the length where that one lies furthest
-    behind.
-    """
-    found = []
-    decode = [place for place in places if place.at.quantity == DECODE]
-    prompts = [place for place in places if place.at.quantity == TTFT]
-    furthest = max(prompts, key=lambda place: place.over_best(place.ranking[-1]), default=None)
-    for place in [*decode, *([] if furthest is None else [furthest])]:
-        own, last = best.measures[place.at], place.ranking[-1]
-        other = last.measures[place.at]
-        if verdict(own, other) is not Verdict.FASTER:
-            continue
-        if own.link_bytes is None or other.link_bytes is None:
-            continue
-        each = "a step of decode" if place.at.quantity == DECODE else f"a prompt of {place.at.text}"
-        moved = f"{each.replace(f'{TTFT} at ', '')} moves {_moved(own)} over the link"
-        slowest = f"the slowest, {named(last)}, moves {_moved(other)}"
-        if own.link_bytes < other.link_bytes * 0.98:
-            found.append(f"Why: {moved}; {slowest}.")
-        else:
-            found.append(f"Bytes over the link do not explain it: {moved}; {slowest}.")
-    return found
-
-
-def _moved(measure: Measure) -> str:
-    text = size(measure.link_bytes or 0)
-    hits = measure.hit_rate
-    if measure.at.quantity != DECODE or hits is None:
-        return text
-    return f"{text} ({hits:.0%} of its lookups are hits)"
-
-
-def _others(best: Entrant, places: Sequence[Place], contest: Contest) -> list[str]:
-    groups: dict[str, list[Place]] = {}
-    for place in places:
-        if place.verdict_of(best) is Verdict.SLOWER:
-            groups.setdefault(named(place.best), []).append(place)
-    found = []
-    for name, group in groups.items():
-        gains = [1 - 1 / place.over_best(best) for place in group]
-        points = listed([place.at.text for place in group])
-        found.append(f"For {points}: {name} takes {shares(gains)} less time.")
-    return [*found, *_by_pool(best, contest)]
-
-
-def _by_pool(best: Entrant, contest: Contest) -> list[str]:
-    """The best of each other size of the pool: fewer slots cost less of the device's memory."""
-    if SLOTS not in contest.varied or best.result.num_slots is None:
-        return []
-    pools: dict[int, list[Entrant]] = {}
-    for entrant in contest.entrants:
-        if entrant.result.num_slots is not None:
-            pools.setdefault(entrant.result.num_slots, []).append(entrant)
-    found = []
-    for slots, entrants in sorted(pools.items()):
-        own = _recommended(entrants) or entrants[0]
-        if slots == best.result.num_slots:
-            continue
-        gap = (slots - best.result.num_slots) * own.result.memory.get("row_bytes", 0)
-        memory = f"{size(abs(gap))} of device memory {'more' if gap > 0 else 'less'}"
-        change = ""
-        (decode,) = [at for at in own.measures if at.quantity == DECODE] or [None]
-        if decode is not None and decode in best.measures:
-            one, other = own.measures[decode], best.measures[decode]
-            change = f"; decode takes {change_text(one, other)} the recommended"
-            change += f" ({verdict(one, other)})"
-        found.append(f"With a pool of {slots:,} slots ({memory}): {named(own)}{change}.")
-    return found
 
 
 def named(entrant: Entrant) -> str:

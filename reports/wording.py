@@ -150,7 +150,7 @@ def answer(section: Section) -> str:
             f"No configuration is better than another beyond noise; {label} "
             f"({number}) has the lowest medians."
         )
-    return f"Use {label} ({number})."
+    return f"Use {label} ({number}): {advice.because}."
 
 
 def _choice(entrant: Entrant) -> str:

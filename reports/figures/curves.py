@@ -38,9 +38,13 @@ def picture(drawn: Drawn, name: str) -> Picture | None:
     handles: dict[str, Any] = {}
     policies = [line for line in drawn.lines if not line.bound]
     for number, line in enumerate(policies):
-        style = {"ls": ("-", "--")[number // 8 % 2], "marker": marker(number), "ms": 4}
+        line_style: dict[str, Any] = {
+            "ls": ("-", "--")[number // 8 % 2],
+            "marker": marker(number),
+            "ms": 4,
+        }
         (handles[label(line.name)],) = axes.plot(
-            *_percent(line.points), color=color(number), lw=1.4, **style
+            *_percent(line.points), color=color(number), lw=1.4, **line_style
         )
     for number, line in enumerate(line for line in drawn.lines if line.bound):
         shade, dash = BOUNDS[number % len(BOUNDS)]
@@ -49,7 +53,13 @@ def picture(drawn: Drawn, name: str) -> Picture | None:
         )
     if drawn.live:
         shades = {line.name: color(number) for number, line in enumerate(policies)}
-        style = {"marker": "X", "s": 60, "edgecolor": "black", "lw": 0.8, "zorder": 5}
+        style: dict[str, Any] = {
+            "marker": "X",
+            "s": 60,
+            "edgecolor": "black",
+            "lw": 0.8,
+            "zorder": 5,
+        }
         for policy, slots, miss in drawn.live:
             axes.scatter([slots], [miss * 100], color=shades.get(policy, "white"), **style)
         handles["measured decodes"] = axes.scatter([], [], color="white", **style)

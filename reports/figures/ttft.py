@@ -155,12 +155,18 @@ def _draw_meetings(
 ) -> None:
     """Where the panel's lines cross; one beside the other is written at another height."""
     own = [m for m in meetings if m.place == place and m.before in group and m.after in group]
-    for height, meeting in enumerate(m for m in own if m.tokens):
-        axes.axvline(meeting.tokens, color=GREY, lw=0.9, ls="-.")
-        text = f"{_pair(meeting)} at {meeting.tokens:.0f} tokens"
-        where = (meeting.tokens, 0.02 + 0.06 * height)
+    met = [(meeting, tokens) for meeting in own if (tokens := meeting.tokens) is not None]
+    for height, (meeting, tokens) in enumerate(met):
+        axes.axvline(tokens, color=GREY, lw=0.9, ls="-.")
         low, high = axes.get_xlim()
-        on_left = meeting.tokens**2 > low * high
-        offset = {"xytext": (-4 if on_left else 4, 0), "textcoords": "offset points"}
-        offset |= {"ha": "right" if on_left else "left", "fontsize": SMALL}
-        axes.annotate(text, where, xycoords=("data", "axes fraction"), color="#333333", **offset)
+        on_left = tokens**2 > low * high
+        axes.annotate(
+            f"{_pair(meeting)} at {tokens:.0f} tokens",
+            (tokens, 0.02 + 0.06 * height),
+            xycoords=("data", "axes fraction"),
+            xytext=(-4 if on_left else 4, 0),
+            textcoords="offset points",
+            ha="right" if on_left else "left",
+            fontsize=SMALL,
+            color="#333333",
+        )
