@@ -27,6 +27,7 @@ from residency.reports.wording import (
     progress,
     question,
     reasons,
+    unfinished,
     warnings,
 )
 
@@ -45,7 +46,7 @@ def plain(text: str) -> str:
 def _lines(report: Report, out: Path) -> Iterator[str]:
     yield from (f"# {plain(title_of(report))}", "", plain(progress(report.found)), "")
     for section in report.sections:
-        yield from _section(section)
+        yield from _section(section, report)
     if (compared := comparison_of(report)) is not None:
         yield from ("## Against the base", "", plain(compared["summary"]), "")
         yield from _list(compared["differences"])
@@ -62,12 +63,14 @@ def _lines(report: Report, out: Path) -> Iterator[str]:
         yield f"- job {source.number}, {plain(source.label)}: [{plain(source.file)}]({source.href})"
 
 
-def _section(section: Section) -> Iterator[str]:
+def _section(section: Section, report: Report) -> Iterator[str]:
     contest = section.contest
     yield from (f"## {plain(section.title)}", "")
     for line in question(contest):
         yield from (plain(line), "")
-    yield from _list([f"Beware: {line}" for line in warnings(contest)])
+    yield from _list(
+        [f"Beware: {line}" for line in (*unfinished(report.found), *warnings(contest))]
+    )
     yield from (f"**{plain(answer(section))}**", "")
     yield from _list(reasons(section))
     yield from _list([f"Otherwise: {line}" for line in others(section)])

@@ -36,6 +36,7 @@ from residency.reports.wording import (
     progress,
     question,
     reasons,
+    unfinished,
     warnings,
 )
 
@@ -75,7 +76,7 @@ def context(report: Report, out: Path) -> dict[str, Any]:
         "folders": ", ".join(str(folder) for folder in found.folders),
         "progress": progress(found),
         "asked": " ".join(found.asked),
-        "sections": [_section(section) for section in report.sections],
+        "sections": [_section(section, report) for section in report.sections],
         "comparison": comparison_of(report),
         "replays": [_picture(picture) for picture in report.replays],
         "failed": [job for job in found.jobs if job.state in (State.FAILED, State.DAMAGED)],
@@ -153,12 +154,12 @@ def relative(file: Path, out: Path) -> str:
     return Path(os.path.relpath(file.resolve(), out.resolve())).as_posix()
 
 
-def _section(section: Section) -> dict[str, Any]:
+def _section(section: Section, report: Report) -> dict[str, Any]:
     contest = section.contest
     return {
         "title": section.title,
         "question": question(contest),
-        "warnings": warnings(contest),
+        "warnings": [*unfinished(report.found), *warnings(contest)],
         "answer": answer(section),
         "reasons": reasons(section),
         "others": others(section),

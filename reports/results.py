@@ -18,6 +18,10 @@ from residency.runtime.report import VERSION
 from residency.runtime.results import CONFIG_NAME, RESULT_NAME
 
 ROUTING = "routing: "
+GAUGES = {
+    "the link's rate": ("link", "bytes_per_s", "median"),
+    "decode with every expert resident": ("resident", "tpot_s", "median"),
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Result:
     memory: dict[str, int]
     notes: list[str]
     made_up: bool
+    gauges: dict[str, float]  # what a job of any configuration should find alike, by its name
     finished: float  # seconds since the epoch at which the file was written
 
     @property
@@ -90,8 +95,21 @@ def read_result(folder: Path) -> Result:
         notes,
         made_up=any(note.startswith("weights: made up") for note in notes)
         or (made_up is not None and made_up.value is True),
+        gauges=_gauges(node),
         finished=file.stat().st_mtime,
     )
+
+
+def _gauges(node: Node) -> dict[str, float]:
+    """The link's rate, and decode with every expert resident, where they were measured."""
+    found = {}
+    for name, keys in GAUGES.items():
+        below: Node | None = node.get("limits")
+        for key in keys:
+            below = below if below is None or isinstance(below.value, list) else below.get(key)
+        if below is not None and not isinstance(below.value, list):
+            found[name] = below.seconds()
+    return found
 
 
 def kind_of(node: Node) -> str:

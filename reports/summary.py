@@ -12,7 +12,7 @@ from rich.text import Text
 from residency.reports.page import comparison_of, relative, sources_of
 from residency.reports.report import Report
 from residency.reports.tables import comparison_table
-from residency.reports.wording import answer, others, progress, reasons, warnings
+from residency.reports.wording import answer, others, progress, reasons, unfinished, warnings
 
 
 def summary_text(report: Report) -> Iterator[str]:
@@ -28,7 +28,8 @@ def summary_text(report: Report) -> Iterator[str]:
         yield head + answer(section)
         if not several:
             yield from (f"- {line}" for line in (*reasons(section), *others(section)))
-            yield from (f"beware: {line}" for line in warnings(section.contest))
+            told = (*unfinished(report.found), *warnings(section.contest))
+            yield from (f"beware: {line}" for line in told)
 
 
 def summary_tables(report: Report) -> list[Table]:
@@ -63,7 +64,7 @@ def as_dict(report: Report, out: Path) -> dict[str, Any]:
                 "answer": answer(section),
                 "reasons": reasons(section),
                 "others": others(section),
-                "warnings": warnings(section.contest),
+                "warnings": [*unfinished(report.found), *warnings(section.contest)],
             }
             for section in report.sections
         ],

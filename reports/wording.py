@@ -9,6 +9,7 @@ from residency.reports.effects import telling
 from residency.reports.measures import BENCH, DECODE, MODES, TTFT
 from residency.reports.reading import ResultSet, State
 from residency.reports.report import Section
+from residency.reports.results import GAUGES
 from residency.reports.units import size
 from residency.reports.winners import named
 
@@ -18,6 +19,7 @@ MACHINE = (
 )
 MOST_VALUES = 12
 BELOW_FLOOR = 0.95
+MOST_DRIFT = 1.15  # between jobs, of what should be alike
 
 
 def question(contest: Contest) -> list[str]:
@@ -103,6 +105,14 @@ def warnings(contest: Contest) -> list[str]:
         values = dict.fromkeys(result.environment.get(name, "not told") for result in results)
         if len(values) > 1:
             found.append(f"These results differ in {name}: {', '.join(values)}.")
+    for name in GAUGES:
+        told = [result.gauges[name] for result in results if name in result.gauges]
+        if told and max(told) > min(told) * MOST_DRIFT:
+            found.append(
+                f"{name[0].upper()}{name[1:]}, which the configuration has no part in, differs "
+                f"{max(told) / min(told):.1f}-fold between these jobs: the machine's speed changed "
+                "under way, so differences below that may be the machine's."
+            )
     floors = [
         measure.median / measure.floor_s
         for each in contest.entrants
@@ -173,6 +183,18 @@ def reasons(section: Section) -> list[str]:
             continue
         found.append(f"{place.at.text}: the lowest median is that of {named(place.best)}.")
     return found
+
+
+def unfinished(found: ResultSet) -> list[str]:
+    """What to beware of where an answer is of a part alone."""
+    missing = sum(job.state is not State.DONE for job in found.jobs)
+    if not missing:
+        return []
+    whole = len(found.jobs)
+    return [
+        f"{missing} of {whole} jobs have no result (see below), so each answer is among the "
+        f"{whole - missing} that were measured."
+    ]
 
 
 def machine(contest: Contest) -> list[tuple[str, str]]:

@@ -74,7 +74,11 @@ def picture(drawn: Drawn, name: str) -> Picture | None:
     axes.tick_params(labelsize=SMALL)
     axes.grid(True, color=GRID, lw=0.5)
     legend_below(figure, list(handles.values()), list(handles))
-    caption = f"{drawn.title}. {CAPTION}" + (LIVE if drawn.live else "") + " ".join(f"{n}." for n in drawn.notes)
+    caption = (
+        f"{drawn.title}. {CAPTION}"
+        + (LIVE if drawn.live else "")
+        + " ".join(f"{n}." for n in drawn.notes)
+    )
     alt = f"Miss ratio in per cent over slots for {len(policies)} policies and their bounds"
     return Picture(name, "Miss ratio over the size of the pool", caption, alt, figure)
 

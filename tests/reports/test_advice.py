@@ -11,7 +11,7 @@ from residency.reports.measures import DECODE
 from residency.reports.reading import read_folders
 from residency.reports.report import report_on
 from residency.reports.winners import places_of
-from residency.reports.wording import answer
+from residency.reports.wording import answer, warnings
 
 NEAR = (0.99, 1, 1.01)  # of a median, what the runs took
 
@@ -131,3 +131,16 @@ def test_other_models_and_machines_are_other_questions(tmp_path):
         ["1"],
         ["2"],
     ]
+
+
+def test_a_machine_whose_speed_changed_is_named(tmp_path):
+    def limits(rate, step):
+        link = {"bytes_per_s": {"median": rate}}
+        return {"limits": {"link": link, "resident": {"tpot_s": {"median": step}}}}
+
+    jobs = [made(1, 1, 1, cache="lru"), made(1, 1, 1, cache="lfu")]
+    for number, (job, step) in enumerate(zip(jobs, (1, 3), strict=True)):
+        write(tmp_path / "set" / str(number), job | limits(1e9, step))
+    told = warnings(contests_of(read_folders([tmp_path / "set"]))[0])
+    assert [line for line in told if "resident" in line and "3.0-fold" in line]
+    assert not [line for line in told if "link" in line]

@@ -113,6 +113,7 @@ def test_what_was_not_measured_is_shown_with_its_reason(made):
         "no <slots>; mend it with cache=lru",
         "cache=lru cache.slots=33%: as job 0",
         "4 measured, 1 failed",
+        "3 of 7 jobs have no result",
     ):
         assert word in page.text
     assert not page.named("b")
