@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from command import assert_refused, residency
+from conftest import tiny_engine
 from made_results import bench, write, write_sweep
 
 from residency.reports.contests import contests_of
+from residency.reports.measures import DECODE, At
 from residency.reports.reading import read_folders
 from residency.reports.replays import drawn_of
 from residency.reports.report import report_on
@@ -178,6 +180,18 @@ def test_other_kinds_are_shown(kind, sweep, tmp_path):
     text = page_of(tmp_path / "out").text
     for word in words:
         assert word in text
+
+
+def test_a_batch_is_shown_with_its_decode_and_its_first_prompt(checkpoint, tmp_path):
+    with tiny_engine(checkpoint, "cache.slots=12", "workload.prompts=[a,b]") as engine:
+        prompts = [[3, 4, 5, 6], [7, 8, 9]]
+        report = engine.generate_batch(prompts, max_new_tokens=6, ignore_eos=True)
+    write(tmp_path / "one", report.as_dict())
+    (section,) = report_on(read_folders([tmp_path])).sections
+    (entrant,) = section.contest.entrants
+    assert [at.text for at in entrant.measures] == ["TTFT at 4 tokens", "decode"]
+    assert entrant.measures[At(DECODE)].median == report.tpot_s
+    assert [picture.name for picture in section.pictures] == ["ttft-1", "bytes-1", "hits-1"]
 
 
 def test_hostile_texts_and_paths_are_shown_as_they_are(tmp_path):
