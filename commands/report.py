@@ -47,7 +47,7 @@ def report(
         from residency.reports.files import PAGE, ReportFolder
         from residency.reports.reading import read_folders
         from residency.reports.report import report_on
-        from residency.reports.summary import as_dict, summary_tables, summary_text
+        from residency.reports.summary import as_dict, comparison_text, summary_tables, summary_text
 
         # Read before the output folder is made: it may lie in one that is not there.
         found = read_folders(folders)
@@ -62,5 +62,8 @@ def report(
             return
         for line in summary_text(made):
             out.print(line, markup=False, soft_wrap=True)
-        out.print(*summary_tables(made), sep="\n")
+        for table in summary_tables(made):
+            out.print(table)
+        for line in comparison_text(made):
+            out.print(line, markup=False, soft_wrap=True)
         out.print(f"report: {page}", markup=False, soft_wrap=True)

@@ -33,19 +33,28 @@ def summary_text(report: Report) -> Iterator[str]:
 
 
 def summary_tables(report: Report) -> list[Table]:
-    """The verdicts, where two sets are compared, and what must be known of them."""
-    compared = comparison_of(report)
-    if report.comparison is None or compared is None:
+    """The verdicts, where two sets have rows in common; the ranges are on the page."""
+    if report.comparison is None or not report.comparison.rows:
         return []
     own = comparison_table(report.comparison)
     table = Table(title=Text(own.title), title_justify="left")
     for name in own.header:
-        table.add_column(Text(name), overflow="fold")
+        short = name not in ("configuration", "change")
+        table.add_column(Text(name.replace(" in the ", "\n")), overflow="fold", no_wrap=short)
     for row in own.rows:
-        table.add_row(*(Text(cell.text, style="bold" if cell.strong else "") for cell in row))
-    lines = [compared["summary"], *compared["differences"], *compared["alone"]]
-    table.caption = Text("\n".join(lines))
+        texts = [cell.text.partition(" (")[0] if cell.origin else cell.text for cell in row]
+        texts = [text.removesuffix(" time than the base") for text in texts]
+        table.add_row(*map(Text, texts))
     return [table]
+
+
+def comparison_text(report: Report) -> Iterator[str]:
+    """How many rows have which verdict, and what must be known of the two sets."""
+    compared = comparison_of(report)
+    if compared is not None:
+        yield compared["summary"]
+        yield from compared["differences"]
+        yield from compared["alone"]
 
 
 def as_dict(report: Report, out: Path) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def answer(section: Section) -> str:
     """The recommendation in one sentence."""
     contest, advice = section.contest, section.advice
     if len(contest.entrants) == 1:
-        return "One configuration alone: there is nothing to compare it with."
+        return "One configuration alone: there is no other here to choose."
     if set(contest.varied) <= {FOLDER}:
         return (
             f"All {len(contest.entrants)} results are of one configuration, so there is none to "
