@@ -13,6 +13,7 @@ from residency.commands import policies, trace
 from residency.commands.completion import complete_inspected
 from residency.commands.panels import Panels
 from residency.commands.replay import replay
+from residency.commands.report import report
 from residency.commands.terminal import (
     USAGE_ERROR,
     Cfg,
@@ -47,6 +48,7 @@ app.add_typer(trace.app, name="trace")
 app.add_typer(policies.app, name="policies")
 app.command()(replay)
 app.command()(tune)
+app.command()(report)
 
 
 @app.command()

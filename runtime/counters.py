@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -50,6 +50,16 @@ class LayerCounts:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def summed(rows: Sequence[LayerCounts]) -> LayerCounts:
+    """The counts of one layer and phase over several runs."""
+    first = rows[0]
+    assert all((row.layer, row.phase) == (first.layer, first.phase) for row in rows), "one layer's"
+    names = [each.name for each in fields(first) if each.name not in ("layer", "phase", "bytes")]
+    counts = {name: sum(getattr(row, name) for row in rows) for name in names}
+    moved = {source: sum(row.bytes[source] for row in rows) for source in first.bytes}
+    return LayerCounts(first.layer, first.phase, **counts, bytes=moved)
 
 
 class Counters:

@@ -27,6 +27,7 @@ SURFACE = {
     "policies show": {"name", "--json"},
     "policies new": {"name", "--kind", "--folder"},
     "replay": {"words", "--out", "--force", "--json"},
+    "report": {"folders", "--against", "--out", "--force", "--json"},
     "tune": {"words", "--out", "--force", "--json"},
     "trace record": {
         *("file", "overrides", "--prompt", "-p", "--prompt-file", "-f", "--force", "--json"),
@@ -76,6 +77,7 @@ def test_the_surface_is_frozen():
         (("policies", "new"), ("NAME", "--kind", "cache=count", "pip install")),
         (("replay",), ("trace=FILE", "Belady", "curves.png", "slots", "cache.decay")),
         (("tune",), ("trace=FILE", "cache.decay=0.05,0.1,0.2", "slots", "report")),
+        (("report",), ("DIR", "--against", "index.html", "data.csv", "within noise", "--force")),
         (("trace",), ("record", "import", "info")),
         (("trace", "record"), ("FILE", "one after the other", "--force", "cache.slots=25%")),
         (("trace", "import"), ("SOURCE", "--prompt-tokens", "--domains", "SGLang")),

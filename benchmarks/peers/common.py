@@ -61,7 +61,8 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def phase(tokens: int, seconds: Sequence[float], **known: Any) -> dict[str, Any]:
     """One entry of `prefill`, or `decode`; what a peer does not tell is null."""
-    unknown = dict.fromkeys(("hit_rate", "miss_rate", "bytes", "link_bytes", "link_share"))
+    rates = ("hit_rate", "miss_rate", "bytes", "link_bytes", "link_share", "counters")
+    unknown = dict.fromkeys(rates)
     runs = [{"seconds": value, "device_s": None} for value in seconds]
     return {"tokens": tokens, **unknown, "floor": None, "runs": runs, **known}
 

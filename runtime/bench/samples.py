@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from residency.runtime.counters import LINK_SOURCES
+from residency.policies.step import Phase
+from residency.runtime.counters import LINK_SOURCES, LayerCounts, summed
 from residency.runtime.report import BatchReport, PhaseTotals, Report
 
 
@@ -28,7 +29,7 @@ class Spread:
 class Sample:
     """One phase of one run. device_s: by CUDA events, None without CUDA.
 
-    waits: whether every layer waited for its router.
+    waits: whether every layer waited for its router. counters: of this phase, a row a layer.
     """
 
     seconds: float
@@ -36,15 +37,18 @@ class Sample:
     step_s: tuple[float, ...]  # of each decode step, none for a prefill
     totals: PhaseTotals
     waits: bool = True
+    counters: tuple[LayerCounts, ...] = ()
 
     @classmethod
     def prefill(cls, report: Report, device_s: float | None) -> Sample:
         waits = all(chosen.waits for chosen in report.choices)
-        return cls(report.ttft_s, device_s, (), report.phases[0], waits)
+        counters = _of(Phase.PREFILL, report.counters)
+        return cls(report.ttft_s, device_s, (), report.phases[0], waits, counters)
 
     @classmethod
     def decode(cls, report: BatchReport) -> Sample:
-        return cls(sum(report.step_s), None, tuple(report.step_s), report.phases[1])
+        steps, counters = tuple(report.step_s), _of(Phase.DECODE, report.counters)
+        return cls(sum(steps), None, steps, report.phases[1], counters=counters)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -110,6 +114,11 @@ class Samples:
         whole = sum(run.seconds for run in self.runs)
         return sum(copied) / whole if len(copied) == len(self.runs) and whole else None
 
+    @property
+    def counters(self) -> list[LayerCounts]:
+        """A row a layer, summed over the runs."""
+        return [summed(rows) for rows in zip(*(run.counters for run in self.runs), strict=True)]
+
     def as_dict(self) -> dict[str, Any]:
         hit_rate = self.hit_rate
         return {
@@ -119,9 +128,14 @@ class Samples:
             "bytes": self.bytes,
             "link_bytes": self.link_bytes,
             "link_share": self.link_share,
+            "counters": [row.as_dict() for row in self.counters],
             "runs": [run.as_dict() for run in self.runs],
         }
 
 
 def spread_dict(spread: Spread | None) -> dict[str, float] | None:
     return None if spread is None else asdict(spread)
+
+
+def _of(phase: Phase, rows: Sequence[LayerCounts]) -> tuple[LayerCounts, ...]:
+    return tuple(row for row in rows if row.phase == phase)

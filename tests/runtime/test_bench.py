@@ -52,6 +52,19 @@ def test_every_kind_of_run_is_there(checkpoint):
     assert all(table.row_count for table in bench_tables(report))
 
 
+def test_counters_by_layer_add_up_to_the_runs(checkpoint):
+    report = bench(checkpoint, "cache.slots=12").as_dict()
+    for entry, phase in [(report["decode"], "decode"), (report["prefill"][1], "prefill")]:
+        assert [(row["layer"], row["phase"]) for row in entry["counters"]] == [
+            (layer, phase) for layer in range(3)
+        ]
+        totals = [run["totals"] for run in entry["runs"]]
+        for name in ("lookups", "hits", "misses", "evictions", "fetched"):
+            assert sum(row[name] for row in entry["counters"]) == sum(t[name] for t in totals)
+        moved = sum(row["bytes"]["fetch"] for row in entry["counters"])
+        assert moved == sum(t["bytes"]["fetch"] for t in totals) > 0
+
+
 def test_several_sequences_are_decoded_together(checkpoint):
     """A step is one for all of them; tokens a second count each one's."""
     config = compose(
