@@ -43,6 +43,11 @@ def compose_bench(overrides: list[str]) -> Config:
     return config
 
 
+def compose_chat(overrides: list[str]) -> Config:
+    """For `chat`."""
+    return _compose("chat", "chat", overrides, [])
+
+
 def compose_inspect(words: list[str]) -> Config:
     """For `inspect`: a folder, or an option of the group model, or overrides that say either.
 

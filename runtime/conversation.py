@@ -4,11 +4,11 @@ A turn is said as the whole prompt. What it has in common with the cached tokens
 on, is kept; the cache goes back to there, and only the rest is prefilled. So the next message, a
 branch from an earlier turn, and a chat template that drops earlier reasoning are all one rule.
 
-Where every layer can be cut, the cache goes back to any token. Where some cannot (recurrent states,
-windows that are shorter than the sequence), it goes back to the newest snapshot within the common
-part. There are two a turn: behind its prompt, which survives whatever a template or a tokenizer makes
-of the answer's text, and behind its answer, where another next message begins. Going back drops
-those of the turns that are left.
+Where every layer can be cut, the cache goes back to any token. Where some cannot (recurrent
+states, windows that are shorter than the sequence), it goes back to the newest snapshot within the
+common part. There are two a turn: behind its prompt, which holds whatever a template or a tokenizer
+makes of the answer's text, and behind its answer, where another next message begins. Going back
+drops those of the turns that are left.
 
 The newest token of an answer is not in the cache: no step has seen it. Where it is part of the
 next prompt it is prefilled with that. At least one token of a prompt is, for its logits.
