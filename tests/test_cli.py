@@ -25,6 +25,7 @@ SURFACE = {
     "validate": {"overrides", "--matrix", "--json"},
     "policies show": {"name", "--json"},
     "policies new": {"name", "--kind", "--folder"},
+    "chat": {"overrides", "--system", "--cfg"},
     "replay": {"words", "--out", "--force", "--json"},
     "tune": {"words", "--out", "--force", "--json"},
     "trace record": {
@@ -73,6 +74,7 @@ def test_the_surface_is_frozen():
         (("policies",), ("lrfu", "parameters", "refuses", "new")),
         (("policies", "show"), ("lrfu", "parameters", "refuses")),
         (("policies", "new"), ("NAME", "--kind", "cache=count", "pip install")),
+        (("chat",), ("/undo", "/retry", "--system", "ctrl-D", "questions.txt")),
         (("replay",), ("trace=FILE", "Belady", "curves.png", "slots", "cache.decay")),
         (("tune",), ("trace=FILE", "cache.decay=0.05,0.1,0.2", "slots", "report")),
         (("trace",), ("record", "import", "info")),

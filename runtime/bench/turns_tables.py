@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
+
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from residency.runtime.bench.turns_report import ConversationReport, Entry, Row
@@ -11,56 +15,54 @@ MIB = 1 << 20
 
 def turns_tables(report: ConversationReport) -> list[Table]:
     """A row for each turn under the combination's own mode; then the modes side by side."""
-    return [_turns_table(report), _sums_table(report)]
+    return [*_turns_tables(report), _sums_table(report)]
 
 
-def _turns_table(report: ConversationReport) -> Table:
+def _turns_tables(report: ConversationReport) -> Iterator[Table]:
+    """One a session."""
     own = report.labels[0]
-    table = Table(title=report.title, title_justify="left")
-    table.add_column("session", overflow="fold")
-    columns = ("turn", "cached", "new", "answer", "TTFT ms", "floor", "ratio", "TPOT ms")
-    for column in (*columns, "hits", "decode", "routed", "link MiB"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.caption = (
-        "cached, new, answer: tokens; hits, decode: hit rates of prefill and decode; routed: MiB "
-        "of the experts that the new tokens were routed to"
-    )
-    for row in report.rows:
-        table.add_row(*_cells(row, row.entries[own]))
-    return table
+    for session, rows in groupby(report.rows, lambda row: row.line.session):
+        table = Table(title=f"{session}: {report.title}", title_justify="left", box=SIMPLE_HEAD)
+        columns = ("turn", "cached", "new", "TTFT ms", "floor", "ratio", "TPOT", "hits", "decode")
+        for column in (*columns, "link MiB"):
+            table.add_column(column, justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(*_cells(row, row.entries[own]))
+        yield table
 
 
 def _cells(row: Row, entry: Entry) -> list[str]:
     tpot, over = entry.turn.report.tpot_s, entry.over_floor
     return [
-        row.line.session if row.line.turn == 1 else "",
         str(row.line.turn),
         str(row.turn.cached),
         str(row.turn.new),
-        str(len(row.line.answer)),
         _ms(entry.ttft_s.median),
         "-" if entry.floor is None else _ms(entry.floor.own_s),
         "-" if over is None else f"{over:.2f}",
         "-" if tpot is None else _ms(tpot),
         _rate(entry.samples.hit_rate),
         _rate(entry.decode.hit_rate),
-        f"{entry.routed_bytes / MIB:,.0f}",
-        f"{entry.samples.link_bytes / MIB:,.0f}",
+        f"{entry.samples.link_bytes / MIB:,.1f}",
     ]
 
 
 def _sums_table(report: ConversationReport) -> Table:
-    table = Table(title=f"All {len(report.rows)} turns together", title_justify="left")
+    title = f"All {len(report.rows)} turns together"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     table.add_column("prefill")
-    for column in ("TTFT s", "floor s", "decode s", "link GiB", "TTFT over routed bytes"):
+    for column in ("TTFT s", "floor s", "decode s", "link GiB", "ms / routed MiB", "r"):
         table.add_column(column, justify="right", no_wrap=True)
+    table.caption = (
+        "hits, decode: hit rates of prefill and decode; routed: the experts that a turn's new "
+        "tokens were routed to; r: how well TTFT is a line over them"
+    )
     for label, one in report.sums.items():
-        fit = "-"
-        if one.fit is not None and one.correlation is not None:
-            fit = f"{one.fit.slope * 1e3 * MIB:.3f} ms/MiB, r {one.correlation:.2f}"
         floor = "-" if one.floor_s is None else f"{one.floor_s:.3f}"
+        slope = "-" if one.fit is None else f"{one.fit.slope * 1e3 * MIB:.3f}"
+        fits = "-" if one.correlation is None else f"{one.correlation:.2f}"
         moved = f"{one.link_bytes / (1 << 30):.3f}"
-        table.add_row(label, f"{one.ttft_s:.3f}", floor, f"{one.decode_s:.3f}", moved, fit)
+        table.add_row(label, f"{one.ttft_s:.3f}", floor, f"{one.decode_s:.3f}", moved, slope, fits)
     return table
 
 
