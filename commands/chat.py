@@ -38,7 +38,8 @@ def chat(
     """Talk to the model: streaming text, and after each answer a line of what it cost.
 
     Only what is new since the last turn is prefilled. `/help` lists the commands, /undo and /retry
-    among them; ctrl-D ends. Lines of a pipe are answered one by one: `residency chat < questions.txt`.
+    among them; ctrl-D ends. Lines of a pipe are answered one by one:
+    `residency chat < questions.txt`.
     """
     with user_errors():
         from residency.conf import build_engine

@@ -62,10 +62,11 @@ class ChatTemplate:
         self, messages: Sequence[Message], content: str, limit: int
     ) -> tuple[list[int], str]:
         """The first `limit` tokens of a known answer to `messages`, and its text up to there."""
+        if not (shown := content.strip()):
+            return [], content
         reply: Message = {"role": "assistant", "content": content}
         before = self._rendered(messages, reply=True)
         whole = self._rendered([*messages, reply], reply=False)
-        shown = content.strip()
         behind = whole.removeprefix(before)
         # What the template writes between its prompt and the answer; nothing if it rewrites them.
         lead, found, _ = behind.partition(shown) if whole.startswith(before) else ("", "", "")

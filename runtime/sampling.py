@@ -74,7 +74,8 @@ class Forced:
 
     def __call__(self, logits_BV: torch.Tensor, sequences: Ids[int]) -> torch.Tensor:
         """The next one, int64 [1]."""
-        return next(self._tokens)
+        token_1: torch.Tensor = next(self._tokens)
+        return token_1
 
 
 def seed_of(seed: int, index: int) -> int:

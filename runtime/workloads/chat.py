@@ -75,6 +75,7 @@ class Chat(Workload):
         Raises CheckpointError for a model without a tokenizer.
         """
         dialogue = Dialogue(engine, self.manner, system)
-        for note in (*engine.notes, *dialogue.template.notes) if told else ():
-            told(note)
+        if told is not None:
+            for note in (*engine.notes, *dialogue.template.notes):
+                told(note)
         return dialogue

@@ -1,6 +1,7 @@
 """Templates, histories and session files: what becomes a prompt, and what is refused."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from command import assert_one_line
@@ -46,7 +47,7 @@ def test_a_prompt_begins_with_the_one_before_and_its_answer(tokenizer, own, limi
     template = ChatTemplate(tokenizer)
     assert bool(template.notes) is not own
     turns = list(prompts_of(History(template, 1000, 10, "refuse", system="Be kind."), TALK, limit))
-    for (prompt, ids), (later, _) in zip(turns, turns[1:], strict=False):
+    for (prompt, ids), (later, _) in pairwise(turns):
         assert 0 < len(ids) <= limit
         assert later[: len(prompt) + len(ids)] == prompt + ids
 
@@ -73,7 +74,7 @@ def test_a_tokenizer_that_stands_in_keeps_lengths_and_prefixes(tokenizer):
 def test_what_a_template_refuses_is_refused_with_its_turn(tokenizer):
     tokenizer.chat_template = "{{ raise_exception('no system') }}"
     history = History(ChatTemplate(tokenizer), 1000, 10, "refuse", name="session x")
-    with pytest.raises(WorkloadError, match="session x, turn 1: the chat template .* no system"):
+    with pytest.raises(WorkloadError, match=r"session x, turn 1: the chat template .* no system"):
         history.ask("hello")
     assert history.turns == []
 

@@ -92,8 +92,8 @@ def test_turns_have_the_bits_of_a_fresh_run_of_their_schedule(tiny_checkpoint, m
 
 @pytest.mark.parametrize("model_type", CUT + KEPT)
 def test_a_branch_has_the_bits_of_a_fresh_run_of_its_schedule(tiny_checkpoint, model_type):
-    """A cut falls behind the answer's newest token, in the next turn's first chunk, so that chunk is
-    part of the schedule. A snapshot lies between two turns, and the one that was left is not.
+    """A cut falls behind the answer's newest token, in the next turn's first chunk, so that chunk
+    is part of the schedule. A snapshot lies between two turns, and the one that was left is not.
     """
     cuts = model_type in CUT
     folder = tiny_checkpoint(model_type)
