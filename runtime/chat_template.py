@@ -94,7 +94,7 @@ class ChatTemplate:
 
     def _encoded(self, text: str) -> list[int]:
         """Special tokens are the template's own."""
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
     def _within(self, ids: list[int]) -> list[int]:

@@ -16,31 +16,34 @@ MB = 1e6
 
 def turns_png(report: ConversationReport) -> bytes:
     """The picture as a PNG file's bytes."""
-    figure = Figure(figsize=(13.5, 4.9), layout="constrained")
-    by_tokens, by_bytes, in_sum = figure.subplots(1, 3)
+    figure = Figure(figsize=(10.5, 8.2), layout="constrained")
+    (by_tokens, in_sum), (by_bytes, moved) = figure.subplots(2, 2)
+    routed = [row.entries[report.labels[0]].routed_bytes / MB for row in report.rows]
     for number, label in enumerate(report.labels):
         entries = [row.entries[label] for row in report.rows]
         color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
         style = {"color": color, "marker": marker, "ms": 5, "lw": 0, "mfc": "none"}
         _scatter(by_tokens, [e.turn.new for e in entries], entries, style, label)
-        _scatter(by_bytes, [e.routed_bytes / MB for e in entries], entries, style, label)
+        by_bytes.plot(routed, [e.ttft_s.least * 1e3 for e in entries], **style)
         _fit(by_bytes, report, label, color)
-        _sum(in_sum, [e.ttft_s.median for e in entries], {"color": color, "lw": 1.6}, label)
+        moved.plot(routed, [e.samples.link_bytes / MB for e in entries], **style)
+        _sum(in_sum, [e.ttft_s.median for e in entries], {"color": color, "lw": 1.6})
         floors = [e.floor.own_s for e in entries if e.floor is not None]
         if len(floors) == len(entries):
-            _sum(in_sum, floors, {"color": color, "lw": 0.8, "ls": "--"}, None)
+            _sum(in_sum, floors, {"color": color, "lw": 0.8, "ls": "--"})
     _begins(in_sum, report)
     by_tokens.set_xlabel("new tokens of the turn")
-    by_bytes.set_xlabel("experts that the new tokens are routed to (MB)")
+    by_tokens.set_ylabel("time to first token (ms)")
     in_sum.set_xlabel("turns, all sessions one after another")
-    for axes in (by_tokens, by_bytes):
-        axes.set_ylabel("time to first token (ms)")
-        axes.set_ylim(bottom=0)
-        axes.set_xlim(left=0)
     in_sum.set_ylabel("time to first tokens, in sum (s)")
     in_sum.set_xlim(0, len(report.rows))
-    in_sum.set_ylim(bottom=0)
-    for axes in (by_tokens, by_bytes, in_sum):
+    for axes in (by_bytes, moved):
+        axes.set_xlabel("experts that the new tokens are routed to (MB)")
+    by_bytes.set_ylabel("time to first token, fastest run (ms)")
+    moved.set_ylabel("moved over the link before the first token (MB)")
+    for axes in (by_tokens, in_sum, by_bytes, moved):
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(left=0)
         axes.grid(True, color="#e4e4e4", lw=0.5)
     _legend(figure, by_tokens)
     figure.suptitle(_title(report), fontsize=10, x=0.01, ha="left")
@@ -69,8 +72,8 @@ def _fit(axes: Any, report: ConversationReport, label: str, color: str) -> None:
     axes.plot([0, most / MB], ends, color=color, lw=0.8, ls=":")
 
 
-def _sum(axes: Any, seconds: list[float], style: Any, label: str | None) -> None:
-    axes.plot(range(len(seconds) + 1), [0.0, *accumulate(seconds)], label=label, **style)
+def _sum(axes: Any, seconds: list[float], style: Any) -> None:
+    axes.plot(range(len(seconds) + 1), [0.0, *accumulate(seconds)], **style)
 
 
 def _begins(axes: Any, report: ConversationReport) -> None:
