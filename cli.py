@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from residency.commands import policies, trace
+from residency.commands.chat import chat
 from residency.commands.completion import complete_inspected
 from residency.commands.panels import Panels
 from residency.commands.replay import replay
@@ -46,6 +47,7 @@ app = typer.Typer(
 )
 app.add_typer(trace.app, name="trace")
 app.add_typer(policies.app, name="policies")
+app.command()(chat)
 app.command()(replay)
 app.command()(tune)
 app.command()(report)

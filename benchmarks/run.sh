@@ -84,6 +84,11 @@ for routing in even skewed; do
 done
 ours ttft-qwen-next-turn-skewed experiment=next_turn_ttft $qwen model.routing=skewed \
   cache.slots=1024
+ours conversation-flash-skewed workload=conversation model=flash_next_moe model.layers=24 \
+  model.routing=skewed model.context=8192 cache.slots=1536
+once conversation-demo "$python" -c 'from residency.cli import main; main()' bench \
+  workload=conversation device=cpu device.threads=1 cache.slots=50% workload.sessions=7 \
+  workload.max_turns=4 workload.max_new_tokens=4 workload.repeats=9 workload.warmups=1
 ours gpt-oss-lrfu-trace $gpt_oss model.routing=trace:tests/data/gpt-oss-20b_decode.npz
 once qwen-accelerate-model "$peer_python" benchmarks/peers/accelerate_bench.py \
   $models/qwen3-30b-a3b-24l --layers 4 --lengths 16,256

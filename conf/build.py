@@ -88,6 +88,7 @@ def build_engine(
         device,
         context=config.model.context,
         batch=config.workload.batch if batch is None else batch,
+        snapshots=config.workload.snapshots,
         routing=config.model.routing(device),
         progress=progress,
         notes=[*config.model.notes(), *config.device.notes()],

@@ -51,6 +51,11 @@ def compose_with(overrides: list[str], file: Path | None) -> Config:
     return compose(overrides, saved=read_saved(file) if file else None)
 
 
+def compose_chat(overrides: list[str], file: Path | None = None) -> Config:
+    """For `chat`."""
+    return _compose("chat", "chat", overrides, [], file)
+
+
 def compose_inspect(words: list[str], file: Path | None = None) -> Config:
     """For `inspect`: a folder, or an option of the group model, or overrides that say either.
 

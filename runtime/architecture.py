@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from residency.policies.errors import CheckpointError, ConfigError, one_line
 from residency.policies.step import IdSpace
-from residency.runtime.cache_sizes import cache_bytes
+from residency.runtime.cache_sizes import cache_bytes, snapshot_bytes
 from residency.runtime.formats import ExpertFormat, detect
 from residency.runtime.host_tables import TableShape, tables_of
 from residency.runtime.layout import RowLayout
@@ -157,6 +157,10 @@ class Architecture:
     def cache_bytes(self, num_tokens: int) -> int:
         """What one sequence of `num_tokens` keeps on the device; see `cache_sizes`."""
         return cache_bytes(self.config, num_tokens, self.dtype.itemsize)
+
+    def snapshot_bytes(self, num_tokens: int) -> int:
+        """Of a snapshot of such a sequence; 0 where going back needs none."""
+        return snapshot_bytes(self.config, num_tokens, self.dtype.itemsize)
 
     def workspace_elements(self, num_tokens: int) -> int:
         """Elements of a chunk's largest activations: each token's top-k results and residuals,

@@ -42,7 +42,8 @@ class Batch:
 
     def clear(self) -> None:
         """No row is taken any more."""
-        self.num_taken = self.sequence.held = 0
+        self.num_taken = 0
+        self.sequence.clear()
 
     def restart(self) -> None:
         """The next chunk is the first of a prompt."""

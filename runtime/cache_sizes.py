@@ -1,8 +1,8 @@
-"""What a sequence keeps on the device, in bytes: the static cache's tensors, layer by layer.
+"""What a sequence keeps on the device: the static cache's tensors, layer by layer, in bytes.
 
 Attention keeps keys and values of each token (a sliding window only its own length), latent
 attention one latent and one rotated key, an indexer one more key; linear attention keeps a state
-whose size does not grow.
+whose size does not grow. What can be cut back to fewer tokens needs no snapshot to go back.
 """
 
 from __future__ import annotations
@@ -10,7 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 from transformers import StaticCache
-from transformers.cache_utils import LinearAttentionCacheLayerMixin, StaticLayer
+from transformers.cache_utils import (
+    LinearAttentionCacheLayerMixin,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
+
+CAPACITY_STEP = 256  # few capacities, so that graphs are reused
 
 _STATE = 4  # bytes: recurrent states are float32 in every model
 _INTEGER = 8  # bytes: kept token ids and positions
@@ -18,14 +24,42 @@ _INTEGER = 8  # bytes: kept token ids and positions
 
 def cache_bytes(config: Any, num_tokens: int, element: int) -> int:
     """Of one sequence of `num_tokens`. element: bytes of one of the model's numbers."""
-    text = config.get_text_config(decoder=True)
     layers = StaticCache(config=config, max_cache_len=num_tokens).layers
+    return sum(_layer_bytes(config, *pair, element) for pair in enumerate(layers))
+
+
+def snapshot_bytes(config: Any, num_tokens: int, element: int) -> int:
+    """Of one snapshot: those layers of a sequence of `num_tokens` that cannot be cut back."""
+    layers = StaticCache(config=config, max_cache_len=capacity_for(num_tokens)).layers
+    kept = [pair for pair in enumerate(layers) if not can_cut(pair[1])]
+    return sum(_layer_bytes(config, *pair, element) for pair in kept)
+
+
+def capacity_for(num_tokens: int) -> int:
+    """Tokens that a sequence has room for where so many are asked for."""
+    return -(-num_tokens // CAPACITY_STEP) * CAPACITY_STEP
+
+
+def can_cut(layer: Any) -> bool:
+    """Whether a layer of a static cache can go back to fewer tokens by forgetting the newest.
+
+    A window that is shorter than the sequence has dropped its oldest ones, and a recurrent state
+    is the sum of all.
+    """
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        return False
+    if isinstance(layer, StaticSlidingWindowLayer):
+        return bool(layer.is_croppable)
+    return isinstance(layer, StaticLayer)
+
+
+def _layer_bytes(config: Any, index: int, layer: Any, element: int) -> int:
+    text = config.get_text_config(decoder=True)
     total = 0
-    for index, layer in enumerate(layers):
-        if isinstance(layer, StaticLayer):
-            total += layer.max_cache_len * _token_bytes(text, layer, element)
-        if isinstance(layer, LinearAttentionCacheLayerMixin):
-            total += _state_bytes(text, index, element)
+    if isinstance(layer, StaticLayer):
+        total += layer.max_cache_len * _token_bytes(text, layer, element)
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        total += _state_bytes(text, index, element)
     return int(total)
 
 

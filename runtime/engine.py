@@ -12,11 +12,10 @@ from typing import Self
 
 import torch
 
-from residency.policies.step import Phase
 from residency.runtime.architecture import Architecture
 from residency.runtime.batch import Batch
 from residency.runtime.batch_cache import check_batched
-from residency.runtime.environment import environment
+from residency.runtime.cache_sizes import capacity_for
 from residency.runtime.generation import Generation, decoded_texts, eos_of
 from residency.runtime.hooks import add_experts, attach, detach
 from residency.runtime.kept import Kept, check_continued
@@ -28,10 +27,10 @@ from residency.runtime.offload import OffloadRuntime, Policies
 from residency.runtime.prompts import PromptReader, check_number
 from residency.runtime.recorder import RouteRecorder
 from residency.runtime.replacements.seam import Seam
-from residency.runtime.report import BatchReport, PhaseTotals, Report, SequenceReport
+from residency.runtime.report import BatchReport, Report
 from residency.runtime.routing import Routing
-from residency.runtime.sampling import Sampler, Sampling
-from residency.runtime.sequence import Rows, Sequence, capacity_for
+from residency.runtime.sampling import Forced, Sampler, Sampling
+from residency.runtime.sequence import Rows, Sequence
 from residency.runtime.state_file import save_state, warm_start
 from residency.runtime.weights import Weights
 
@@ -48,6 +47,7 @@ class Engine:
         *,
         context: int = 0,
         batch: int = 1,
+        snapshots: int = 0,
         routing: Routing | None = None,
         kernels: bool = True,
         allow_pageable: bool = False,
@@ -57,7 +57,7 @@ class Engine:
         """Raises CheckpointError, ConfigError or CapacityError before any large memory is taken.
 
         context: most tokens of prompt and answer together; 0 takes the model's own limit.
-        batch: most sequences that are decoded together.
+        batch: most sequences that are decoded together. snapshots: that a conversation keeps.
         routing: replaces the model's routes; its tables lie on `device`.
         kernels: compute experts by kernels where the device has them, else in plain torch.
         allow_pageable: run with banks that could not be pinned, more slowly and without kernels.
@@ -68,6 +68,7 @@ class Engine:
         self.architecture = architecture
         self.context = context or architecture.max_context
         self.batch = batch
+        self.snapshots = snapshots
         self.routing = routing
         self.made_up = weights.made_up
         if batch > 1:
@@ -101,9 +102,8 @@ class Engine:
 
     def _plan(self, policies: Policies) -> MemoryPlan:
         check_profile(policies.prefill)
-        return plan_memory(
-            self.architecture, policies, self.context, self.batch, self._dequantised_bytes
-        )
+        counts = self.context, self.batch, self._dequantised_bytes, self.snapshots
+        return plan_memory(self.architecture, policies, *counts)
 
     def _install(self, policies: Policies, plan: MemoryPlan) -> None:
         """Stand a runtime under these policies behind the model's experts."""
@@ -153,6 +153,11 @@ class Engine:
                 self._uninstall()
             self._install(old, old_plan)
 
+    @property
+    def sequence(self) -> Sequence | None:
+        """The one that a prompt may follow on, if there is one."""
+        return self._sequence
+
     def keep(self) -> Kept:
         """What may be continued now, to be put back later. Raises WorkloadError for nothing."""
         return Kept(self._sequence)
@@ -194,6 +199,9 @@ class Engine:
         ignore_eos: bool = False,
         on_text: Callable[[str], None] | None = None,
         on_logits: Callable[[torch.Tensor], None] | None = None,
+        on_prefilled: Callable[[], None] | None = None,
+        interrupted: Callable[[], bool] | None = None,
+        answer: Ids[int] = (),
         continued: bool = False,
         room: int = 0,
     ) -> Report:
@@ -206,6 +214,9 @@ class Engine:
             ignore_eos=ignore_eos,
             on_text=on_text and (lambda _, piece: on_text(piece)),
             on_logits=on_logits and (lambda _, logits_V: on_logits(logits_V)),
+            on_prefilled=on_prefilled,
+            interrupted=interrupted,
+            answer=answer,
             continued=continued,
             room=room,
         )
@@ -221,6 +232,9 @@ class Engine:
         ignore_eos: bool = False,
         on_text: Callable[[int, str], None] | None = None,
         on_logits: Callable[[int, torch.Tensor], None] | None = None,
+        on_prefilled: Callable[[], None] | None = None,
+        interrupted: Callable[[], bool] | None = None,
+        answer: Ids[int] = (),
         continued: bool = False,
         room: int = 0,
     ) -> BatchReport:
@@ -231,11 +245,15 @@ class Engine:
         on_logits the logits [V] behind each of its new tokens. The slots and the policy's history
         stay as they are afterwards; counters start at zero. Raises WorkloadError for a prompt that
         is empty or, with its answer, longer than the context, and for too many prompts.
+        on_prefilled, interrupted: as `Generation` takes them. answer: of the one prompt, known
+        already: these tokens are taken, to the last, whatever the logits.
         continued: the one prompt follows on what the last generation left in its sequence, all its
         tokens but the newest, which no step has seen; WorkloadError if there is none, or no room.
         room: tokens to make room for, if more than these, so that others can continue them.
         """
         check_number(len(prompts), self.batch, recording=self.runtime.recorder is not None)
+        if answer:
+            max_new_tokens, stop_tokens, ignore_eos = len(answer), (), True
         if isinstance(max_new_tokens, int):
             max_new_tokens = [max_new_tokens] * len(prompts)
         limits = list(max_new_tokens)
@@ -249,15 +267,20 @@ class Engine:
         stops = frozenset(stop_tokens) | (frozenset() if ignore_eos else eos_of(self.model))
         generation = Generation(
             self._rows_for(max(longest, room), len(ids)),
-            Sampler(sampling or Sampling(), self.device, len(ids)),
+            Forced(answer, self.device)
+            if answer
+            else Sampler(sampling or Sampling(), self.device, len(ids)),
             self.policies.prefill.config.chunk_tokens,
             stops,
             continued,
             on_logits=on_logits,
+            on_prefilled=on_prefilled,
+            interrupted=interrupted,
         )
         texts = decoded_texts(self.tokenizer, generation.tokens(ids, limits), len(ids), on_text)
         self.runtime.check()
-        return self._report(texts, ids, generation)
+        notes = [*self.notes, *self._lessons.notes(self.policies.prefill), *self.runtime.notes()]
+        return BatchReport.of(self.runtime, generation, texts, ids, notes)
 
     def _rows_for(self, num_tokens: int, num_sequences: int) -> Rows:
         """Room for sequences; the last ones', and their captured graphs, if it is large enough."""
@@ -272,28 +295,3 @@ class Engine:
 
     def _forget_rows(self) -> None:
         self._sequence = self._batch = None
-
-    def _report(
-        self, texts: list[str], prompts: list[list[int]], generation: Generation
-    ) -> BatchReport:
-        rows = self.runtime.counters.rows()
-        untimed = self.runtime.decode_is_fused  # its kernels copy, not the copy lane
-        decode_copy_s = None if untimed else generation.decode_copy_s
-        phases = [
-            PhaseTotals.of(Phase.PREFILL, rows, generation.prefill_s, generation.prefill_copy_s),
-            PhaseTotals.of(Phase.DECODE, rows, sum(generation.step_s), decode_copy_s),
-        ]
-        sequences = [
-            SequenceReport.of(*one)
-            for one in zip(texts, prompts, generation.continuations, strict=True)
-        ]
-        return BatchReport(
-            sequences=sequences,
-            step_s=generation.step_s,
-            phases=phases,
-            counters=rows,
-            choices=self.runtime.choices(),
-            memory=self.runtime.plan.as_dict(),
-            environment=environment(self.device),
-            notes=[*self.notes, *self._lessons.notes(self.policies.prefill), *self.runtime.notes()],
-        )

@@ -11,7 +11,7 @@ import torch
 
 from residency.policies.step import Phase
 from residency.runtime.profile import DECODE_STEP
-from residency.runtime.sampling import Sampler
+from residency.runtime.sampling import Forced, Sampler
 from residency.runtime.sequence import Rows
 
 
@@ -32,16 +32,25 @@ class Continuation:
     def done(self) -> bool:
         return self.stopped or len(self.token_ids) >= self.max_new_tokens
 
+    @property
+    def finish(self) -> str:
+        """stop at a stop token, length at its limit, or interrupted before either."""
+        if self.stopped:
+            return "stop"
+        return "length" if self.done else "interrupted"
+
 
 @dataclass
 class Generation:
     """Prefills and decodes sequences; afterwards holds their tokens and times (seconds).
 
     continued: the one prompt follows on the tokens that the rows hold.
+    on_prefilled: hears that a prompt is in the cache and its first token chosen, before any step.
+    interrupted: asked before each step; where it says so, all answers end there.
     """
 
     rows: Rows
-    sampler: Sampler
+    sampler: Sampler | Forced
     chunk_tokens: int
     stop_tokens: frozenset[int]
     continued: bool = False
@@ -51,6 +60,8 @@ class Generation:
     prefill_copy_s: float = 0.0
     decode_copy_s: float = 0.0
     on_logits: Callable[[int, torch.Tensor], None] | None = None  # [V], behind each token
+    on_prefilled: Callable[[], None] | None = None
+    interrupted: Callable[[], bool] | None = None
 
     @torch.inference_mode()
     def tokens(
@@ -65,6 +76,8 @@ class Generation:
         last: list[int] = []  # by row, its last token
         for index, prompt in enumerate(prompts):
             token = self._prefill(index, prompt)
+            if self.on_prefilled is not None:
+                self.on_prefilled()
             if not self.continuations[index].stopped:
                 yield index, token
             if not self.continuations[index].done:
@@ -73,7 +86,7 @@ class Generation:
                 last.append(token)
         self.prefill_copy_s = lanes.take_copy_seconds()
         profiled = min(DECODE_STEP, max(max_new_tokens) - 2)  # the first token took no step
-        while live:
+        while live and not (self.interrupted is not None and self.interrupted()):
             start = time.perf_counter()
             ids_B1 = torch.tensor(last, device=lanes.device)[:, None]
             with self.rows.runtime.profile.step(Phase.DECODE, len(self.step_s) == profiled):

@@ -25,7 +25,7 @@ class Kept:
             raise WorkloadError("there is nothing to keep: no generation of one sequence has ended")
         self.num_tokens = sequence.held
         self._sequence = weakref.ref(sequence)  # its memory may go before this
-        self._layers = [_copied(vars(layer)) for layer in sequence.cache.layers]
+        self._layers = [copied_state(vars(layer)) for layer in sequence.cache.layers]
 
     @torch.inference_mode()
     def put_back(self, sequence: Sequence | None) -> None:
@@ -39,7 +39,7 @@ class Kept:
                 "took its place; begin it again, with room for what follows"
             )
         for layer, kept in zip(sequence.cache.layers, self._layers, strict=True):
-            _put_back(kept, vars(layer))
+            put_state_back(kept, vars(layer))
         sequence.held = sequence.runtime.position = self.num_tokens
 
 
@@ -62,25 +62,25 @@ def check_continued(sequence: Sequence | None, num_prompts: int, num_tokens: int
         )
 
 
-def _copied(state: dict[Any, Any]) -> dict[Any, Any]:
+def copied_state(state: dict[Any, Any]) -> dict[Any, Any]:
     """The tensors, the tables of them, and the numbers of a cache's layer."""
     copies: dict[Any, Any] = {}
     for name, value in state.items():
         if isinstance(value, torch.Tensor):
             copies[name] = value.clone()
         elif isinstance(value, dict):
-            copies[name] = _copied(value)
+            copies[name] = copied_state(value)
         elif value is None or isinstance(value, int):
             copies[name] = value
     return copies
 
 
-def _put_back(copies: dict[Any, Any], state: dict[Any, Any]) -> None:
+def put_state_back(copies: dict[Any, Any], state: dict[Any, Any]) -> None:
     """Into the tensors that are there; those that grow with the sequence are made anew."""
     for name, kept in copies.items():
         now = state[name]
         if isinstance(kept, dict):
-            _put_back(kept, now)
+            put_state_back(kept, now)
         elif not isinstance(kept, torch.Tensor):
             state[name] = kept
         elif isinstance(now, torch.Tensor) and now.shape == kept.shape:

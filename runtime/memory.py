@@ -26,7 +26,8 @@ class MemoryPlan:
 
     staging_rows: the ring's buffers; decode also reads experts there that the policy declines.
     batch: most sequences that are decoded together. kv_bytes: theirs; where there are several, also
-    those of the one that is prefilled before it joins.
+    those of the one that is prefilled before it joins. snapshot_bytes: of earlier moments of a
+    conversation, where a state cannot be cut back to them.
     """
 
     num_slots: int
@@ -42,6 +43,7 @@ class MemoryPlan:
     batch: int = 1
     table_bytes: int = 0  # host tables
     mapped_tables: bool = False  # in the checkpoint's files, so that they take no memory
+    snapshot_bytes: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -62,6 +64,7 @@ class MemoryPlan:
             + self.staging_bytes
             + self.weight_bytes
             + self.kv_bytes
+            + self.snapshot_bytes
             + self.workspace_bytes
         )
 
@@ -88,6 +91,7 @@ class MemoryPlan:
         host += on_device if device.type == "cpu" else 0
         lower = f"{self._terms()}; lower cache.slots, prefill.ring or model.context"
         lower += ", or decode fewer sequences at once" if self.batch > 1 else ""
+        lower += ", or workload.snapshots" if self.snapshot_bytes else ""
         smaller = f"{lower}, or choose a smaller model"
         _require("host", host, free_host_bytes(), smaller)
         if device.type == "cuda":
@@ -103,6 +107,7 @@ class MemoryPlan:
             "other weights": self.weight_bytes - self.dequantised_bytes,
             "dequantised weights": self.dequantised_bytes,
             "KV cache" if self.batch == 1 else f"KV cache of {self.batch}": self.kv_bytes,
+            "snapshots": self.snapshot_bytes,
             "workspace": self.workspace_bytes,
         }
         return " + ".join(f"{name} {size / GIB:.2f} GiB" for name, size in terms.items() if size)
@@ -118,11 +123,13 @@ def memory_plan(
     context: int,
     dequantised_bytes: int,
     batch: int = 1,
+    snapshots: int = 0,
 ) -> MemoryPlan:
     """chunk_tokens: of the longest chunk of a prompt. context: most tokens of a sequence.
     batch: most sequences that are decoded together; each has its own keys and values, and so has
     the one that is prefilled before it joins several.
     dequantised_bytes: of the other weights, those that the checkpoint stores quantised.
+    snapshots: most of them that a conversation keeps.
     """
     space, element = architecture.space, architecture.dtype.itemsize
     row_bytes, group_size = architecture.layout.row_bytes, -(-space.num_experts // groups)
@@ -139,6 +146,7 @@ def memory_plan(
         kv_bytes=architecture.cache_bytes(context) * (1 if batch == 1 else batch + 1),
         workspace_bytes=architecture.workspace_elements(min(chunk_tokens, context)) * element,
         batch=batch,
+        snapshot_bytes=snapshots * architecture.snapshot_bytes(context),
         table_bytes=sum(table.num_elements for table in architecture.tables) * element,
     )
 
@@ -195,8 +203,9 @@ def plan_memory(
     context: int,
     batch: int = 1,
     dequantised_bytes: int = 0,
+    snapshots: int = 0,
 ) -> MemoryPlan:
-    """batch: most sequences that are decoded together.
+    """batch: most sequences that are decoded together. snapshots: that a conversation keeps.
     dequantised_bytes: of the other weights, those that the checkpoint stores quantised.
 
     Raises ConfigError for slots or groups that the model cannot use.
@@ -219,4 +228,5 @@ def plan_memory(
         context=context,
         batch=batch,
         dequantised_bytes=dequantised_bytes,
+        snapshots=snapshots,
     )

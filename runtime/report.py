@@ -9,12 +9,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from residency.policies.step import Phase
 from residency.runtime.counters import FIELDS, LINK_SOURCES, LayerCounts
-from residency.runtime.generation import Continuation
+from residency.runtime.environment import environment
+from residency.runtime.generation import Continuation, Generation
 from residency.runtime.learning import Chosen
+
+if TYPE_CHECKING:
+    from residency.runtime.offload import OffloadRuntime
 
 VERSION = 1
 _MEASURED = ("step_s", "phases", "counters", "choices")
@@ -78,7 +82,7 @@ class SequenceReport:
     """What became of one sequence. ttft_s: seconds of prefill, earlier prompts' included."""
 
     text: str
-    finish: str  # "stop" at a stop token, "length" at its limit
+    finish: str  # as `Continuation.finish`
     prompt_tokens: int
     token_ids: list[int]
     ttft_s: float
@@ -87,7 +91,7 @@ class SequenceReport:
     def of(cls, text: str, prompt: list[int], continuation: Continuation) -> SequenceReport:
         return cls(
             text=text,
-            finish="stop" if continuation.stopped else "length",
+            finish=continuation.finish,
             prompt_tokens=len(prompt),
             token_ids=continuation.token_ids,
             ttft_s=continuation.ttft_s,
@@ -110,6 +114,36 @@ class BatchReport:
     memory: dict[str, int]
     environment: dict[str, str]
     notes: list[str]
+
+    @classmethod
+    def of(
+        cls,
+        runtime: OffloadRuntime,
+        generation: Generation,
+        texts: list[str],
+        prompts: list[list[int]],
+        notes: list[str],
+    ) -> BatchReport:
+        """Of the generation that has just ended on `runtime`."""
+        rows = runtime.counters.rows()
+        untimed = runtime.decode_is_fused  # its kernels copy, not the copy lane
+        decode_copy_s = None if untimed else generation.decode_copy_s
+        each = zip(texts, prompts, generation.continuations, strict=True)
+        return cls(
+            sequences=[SequenceReport.of(*one) for one in each],
+            step_s=generation.step_s,
+            phases=[
+                PhaseTotals.of(
+                    Phase.PREFILL, rows, generation.prefill_s, generation.prefill_copy_s
+                ),
+                PhaseTotals.of(Phase.DECODE, rows, sum(generation.step_s), decode_copy_s),
+            ],
+            counters=rows,
+            choices=runtime.choices(),
+            memory=runtime.plan.as_dict(),
+            environment=environment(runtime.lanes.device),
+            notes=notes,
+        )
 
     @property
     def tpot_s(self) -> float | None:
@@ -156,7 +190,7 @@ class Report:
     """What one generation cost. ttft_s and tpot_s are wall-clock; tpot_s is None below 2 tokens."""
 
     text: str
-    finish: str  # "stop" at a stop token, "length" at max_new_tokens
+    finish: str  # as `Continuation.finish`
     prompt_tokens: int
     token_ids: list[int]
     ttft_s: float

@@ -66,6 +66,18 @@ class Sampler:
         return torch.multinomial(probs_V, 1, generator=self._generators[index])
 
 
+class Forced:
+    """Gives the tokens of one sequence that are known already, whatever the logits."""
+
+    def __init__(self, tokens: Ids[int], device: torch.device) -> None:
+        self._tokens = iter(torch.tensor(tokens, dtype=torch.int64, device=device).split(1))
+
+    def __call__(self, logits_BV: torch.Tensor, sequences: Ids[int]) -> torch.Tensor:
+        """The next one, int64 [1]."""
+        token_1: torch.Tensor = next(self._tokens)
+        return token_1
+
+
 def seed_of(seed: int, index: int) -> int:
     """The seed of a sequence of a batch; the first one's is the run's own."""
     return (seed + index * _SEED_STEP) % (1 << 63)

@@ -18,9 +18,8 @@ from transformers import PreTrainedModel, StaticCache
 
 from residency.policies.errors import PolicyError
 from residency.policies.step import Phase
+from residency.runtime.cache_sizes import can_cut
 from residency.runtime.offload import OffloadRuntime
-
-CAPACITY_STEP = 256  # few capacities, so that graphs are reused
 
 
 class Rows(Protocol):
@@ -114,6 +113,7 @@ class Sequence:
         self.capacity = capacity
         self.cache = StaticCache(config=model.config, max_cache_len=capacity)
         self.held = 0  # tokens that a prompt may follow on; 0 while a generation runs
+        self.generations = 0  # begun here: who remembers one knows whether it was the last
         self._step = DecodeStep(runtime, self._forward)
 
     @property
@@ -123,6 +123,7 @@ class Sequence:
     def clear(self) -> None:
         """See `Rows`; what is held is at stake until the generation has ended."""
         self.held = 0
+        self.generations += 1
 
     def restart(self) -> None:
         """Forget all tokens."""
@@ -148,11 +149,12 @@ class Sequence:
         """See `Rows`; all tokens that steps have seen may be followed on."""
         self.held = self.runtime.position
 
+    @property
+    def can_cut(self) -> bool:
+        """Whether it can go back to any earlier length without a snapshot."""
+        return all(can_cut(layer) for layer in self.cache.layers)
+
     def _forward(self, ids_1T: torch.Tensor) -> torch.Tensor:
         output = self.model(ids_1T, cache=self.cache, use_cache=True, logits_to_keep=1)
         logits_1V: torch.Tensor = output.logits[:, -1]
         return logits_1V
-
-
-def capacity_for(num_tokens: int) -> int:
-    return -(-num_tokens // CAPACITY_STEP) * CAPACITY_STEP

@@ -134,7 +134,7 @@ def measure_modes(engine: Engine, contest: Contest, told: Callable[[str], None])
     """`told` hears a line of each length measured."""
     link = link_rate(engine, COPY_REPEATS)
     told(f"link: {link.rate.median / 1e9:.1f} GB/s")
-    modes = {label: _sharing(mode, engine) for label, mode in contest.modes.items()}
+    modes = {label: sharing(mode, engine) for label, mode in contest.modes.items()}
     measured: dict[tuple[int, str], dict[int, Turns]] = {
         (prefix, pool): {} for prefix in contest.prefix for pool in contest.pools
     }
@@ -152,7 +152,7 @@ def measure_modes(engine: Engine, contest: Contest, told: Callable[[str], None])
         panels.append(Panel.of(pool, prefix, judged, contest.crossing))
     architecture, plan = engine.architecture, engine.runtime.plan
     return ModesReport(
-        model=_name(architecture),
+        model=model_name(architecture),
         format=architecture.format.name,
         title=f"cache={engine.policies.cache.name} decode={engine.policies.decode.name}, "
         f"{plan.num_slots} slots",
@@ -169,7 +169,7 @@ def measure_modes(engine: Engine, contest: Contest, told: Callable[[str], None])
     )
 
 
-def _name(architecture: Architecture) -> str:
+def model_name(architecture: Architecture) -> str:
     """A made-up model's own; of others the type, for their folders are this machine's."""
     _, made_up, name = architecture.source.partition("model=")
     space = architecture.space
@@ -179,7 +179,7 @@ def _name(architecture: Architecture) -> str:
     )
 
 
-def _sharing(mode: PrefillMode, engine: Engine) -> PrefillMode:
+def sharing(mode: PrefillMode, engine: Engine) -> PrefillMode:
     """The mode with the engine's chunks, groups and ring, since one staging serves all."""
     own = engine.policies.prefill.config
     shared = {field.name: getattr(own, field.name) for field in fields(PrefillMode.Config)}

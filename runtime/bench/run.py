@@ -57,12 +57,16 @@ class Judge:
         self._group_s = plan.group_size * plan.row_bytes / self._rate
 
     def point(self, samples: Samples) -> Point:
-        waits = all(run.waits and not run.totals.ahead for run in samples.runs)
-        compute_s = self._compute.compute_s(samples.tokens)
+        return Point(
+            samples, samples.waits, self.floor(samples, self._compute.compute_s(samples.tokens))
+        )
+
+    def floor(self, samples: Samples, compute_s: float | None) -> Floor | None:
+        """Of prompts whose all-resident time is known."""
         if compute_s is None:
-            return Point(samples, waits, None)
+            return None
         link_s = samples.link_bytes / self._rate
-        return Point(samples, waits, Floor.of(link_s, compute_s, self._group_s, waits))
+        return Floor.of(link_s, compute_s, self._group_s, samples.waits)
 
     def decode(self, samples: Samples) -> Decode:
         """A decode step always waits for its router."""

@@ -91,6 +91,11 @@ class Samples:
         return Spread.of([step for run in self.runs for step in run.step_s])
 
     @property
+    def waits(self) -> bool:
+        """Whether every copy of every prefill waited for its layer's router."""
+        return all(run.waits and not run.totals.ahead for run in self.runs)
+
+    @property
     def hit_rate(self) -> float | None:
         lookups = sum(run.totals.lookups for run in self.runs)
         return sum(run.totals.hits for run in self.runs) / lookups if lookups else None

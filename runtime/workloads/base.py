@@ -24,6 +24,11 @@ class Workload(Part, ABC):
         """Most sequences that it decodes together."""
         return 1
 
+    @property
+    def snapshots(self) -> int:
+        """Most snapshots of a conversation that it keeps, of models that need some to go back."""
+        return 0
+
     @abstractmethod
     def run(self, engine: Engine, told: Callable[[str], None] | None = None) -> Any:
         """Run on `engine` and report; `told` hears of progress. Raises WorkloadError."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 
-from residency.policies.base import Conflict
+from residency.policies.base import Conflict, Need
 from residency.policies.errors import WorkloadError
+from residency.policies.prefill import PrefillMode
+
+SHARED = tuple(field.name for field in fields(PrefillMode.Config))  # by all modes of one staging
 
 
 def length_faults(lengths: Sequence[int]) -> Iterator[Conflict]:
@@ -41,6 +45,36 @@ def seed_faults(seed: int) -> Iterator[Conflict]:
     if not 0 <= seed < 1 << 63:
         reason = "it must be from 0 to 2^63 - 1"
         yield Conflict((f"workload.seed={seed}",), reason, "workload.seed=0")
+
+
+def mode_labels(texts: Sequence[str]) -> list[str]:
+    """The options' names; the whole texts where one option is there several times."""
+    names = [text.partition(" ")[0] for text in texts]
+    return [
+        name if names.count(name) == 1 else text for name, text in zip(names, texts, strict=True)
+    ]
+
+
+def mode_needs(modes: Mapping[str, PrefillMode]) -> tuple[Need, ...]:
+    """What measured modes need of the cache and of decode, each said once."""
+    found: dict[str, Need] = {}
+    for label, mode in modes.items():
+        for need in mode.requirements():
+            because = f"it measures prefill={label}: {need.because}"
+            found.setdefault(need.capability, replace(need, because=because))
+    return tuple(found.values())
+
+
+def mode_faults(texts: Sequence[str], modes: Iterable[PrefillMode]) -> Iterator[Conflict]:
+    """Of modes that take turns on one staging. texts: as `workload.modes` has them."""
+    for text, mode in zip(texts, modes, strict=False):
+        key = (f"workload.modes, {text}",)
+        for fault in mode.faults():
+            yield Conflict(key, f"{fault.keys[0]}: {fault.reason}", fault.mend)
+        for name in (setting.partition("=")[0] for setting in text.split()[1:]):
+            if name in SHARED:
+                reason = f"all modes use one staging; {name} is the combination's own mode's"
+                yield Conflict(key, reason, f"prefill.{name}=...")
 
 
 def check_context(lengths: Sequence[int], needed: int, context: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from residency.policies.base import Conflict, Need
@@ -15,6 +15,9 @@ from residency.runtime.workloads.checks import (
     check_context,
     length_faults,
     list_faults,
+    mode_faults,
+    mode_labels,
+    mode_needs,
     number_faults,
     seed_faults,
 )
@@ -29,7 +32,6 @@ EVERY_LENGTH = "max_tokens=1048576"
 MODES = (
     "always_stream", "hit_d2d", "in_place", f"demand {EVERY_LENGTH}", "speculate", "auto",
 )  # fmt: skip
-SHARED = tuple(field.name for field in fields(PrefillMode.Config))  # by all modes of one staging
 
 
 class PrefillModes(Measurement):
@@ -72,16 +74,11 @@ class PrefillModes(Measurement):
     def __init__(self, config: Config, modes: Sequence[PrefillMode]) -> None:
         """modes: those that `config.modes` describes, in that order."""
         super().__init__(config)
-        self.modes = dict(zip(_labels(config.modes), modes, strict=True))
+        self.modes = dict(zip(mode_labels(config.modes), modes, strict=True))
 
     def requirements(self) -> tuple[Need, ...]:
         """What its modes need of the cache and of decode, each said once."""
-        found: dict[str, Need] = {}
-        for label, mode in self.modes.items():
-            for need in mode.requirements():
-                because = f"it measures prefill={label}: {need.because}"
-                found.setdefault(need.capability, replace(need, because=because))
-        return tuple(found.values())
+        return mode_needs(self.modes)
 
     def faults(self) -> Iterator[Conflict]:
         config = self.config
@@ -96,14 +93,7 @@ class PrefillModes(Measurement):
     def _mode_faults(self) -> Iterator[Conflict]:
         config, labels = self.config, list(self.modes)
         yield from list_faults("workload.modes", config.modes, "[always_stream,demand]", "mode")
-        for text, mode in zip(config.modes, self.modes.values(), strict=False):
-            key = (f"workload.modes, {text}",)
-            for fault in mode.faults():
-                yield Conflict(key, f"{fault.keys[0]}: {fault.reason}", fault.mend)
-            for name in (setting.partition("=")[0] for setting in text.split()[1:]):
-                if name in SHARED:
-                    reason = f"all modes use one staging; {name} is the combination's own mode's"
-                    yield Conflict(key, reason, f"prefill.{name}=...")
+        yield from mode_faults(config.modes, self.modes.values())
         crossing = config.crossing
         if crossing and (len(set(crossing)) != 2 or not set(crossing) <= set(labels)):
             reason = f"it must be two of the modes {', '.join(labels)}, or none"
@@ -152,11 +142,3 @@ class PrefillModes(Measurement):
         from residency.runtime.bench.modes_chart import modes_png
 
         return modes_png(report)
-
-
-def _labels(texts: Sequence[str]) -> list[str]:
-    """The options' names; the whole texts where one option is there several times."""
-    names = [text.partition(" ")[0] for text in texts]
-    return [
-        name if names.count(name) == 1 else text for name, text in zip(names, texts, strict=True)
-    ]

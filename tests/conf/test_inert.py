@@ -2,6 +2,7 @@
 
 import json
 
+import architectures
 import pytest
 import torch
 from conftest import tiny_engine
@@ -15,7 +16,9 @@ from residency.policies.errors import CapacityError, ConfigError, WorkloadError
 from residency.policies.step import IdSpace, Phase, Step
 from residency.runtime.bench.measure import Meter
 from residency.runtime.bench.modes import Course
+from residency.runtime.chat_template import ChatTemplate
 from residency.runtime.loaded import Loaded
+from residency.runtime.sessions.session import read_sessions
 from residency.runtime.slots import SlotPool
 
 PROMPT = list(range(3, 23))
@@ -129,7 +132,28 @@ class Bench:
         return self.compose(short, *overrides).workload.run(self.demo)
 
     def tokens(self, *overrides):
+        """Of one answer."""
+        short = (f"workload.max_new_tokens={NUM_NEW}", *overrides)
+        if self.choice == "workload=chat":
+            return self.compose(*short).workload.run(self.demo).say("ROMEO").report.token_ids
+        if self.choice == "workload=conversation":
+            own = ("workload.replies=generated", "workload.max_turns=1")
+            said = self.compose(*own, *short).workload.said
+            template = ChatTemplate(self.demo.tokenizer)
+            ((line,),) = said.scripts(self.demo, template, read_sessions("")[:1])
+            return line.answer
         return self.report("workload.ignore_eos=true", *overrides).token_ids
+
+    def conversed(self, *overrides):
+        """The report of conversations with the tiny model, and the generations behind it."""
+        keys = ("sessions=1", "max_turns=1", "max_new_tokens=2", "repeats=1", "warmups=0")
+        short = [f"workload.{key}" for key in (*keys, "modes=[]")]
+        model = (f"model.path={self.checkpoint}", "model.dtype=float32", "device=cpu")
+        config = self.compose("model=folder", *model, *short, *overrides)
+        with build_engine(config) as engine, pytest.MonkeyPatch.context() as patch:
+            count, real = [], engine.generate
+            patch.setattr(engine, "generate", lambda *a, **k: count.append(a) or real(*a, **k))
+            return config.workload.run(engine), len(count)
 
 
 def take_turns(engine, contest):
@@ -536,15 +560,22 @@ def batch(bench):
         assert {len(prompts) for prompts, new in asked if new == 1} == {1}
 
 
+def runs(bench, override):
+    """How many generations there are."""
+    if bench.choice == "workload=conversation":
+        return bench.conversed(override)[1]
+    return len(bench.asked(override))
+
+
 def repeats(bench):
     """how often each is run"""
-    once, twice, thrice = (len(bench.asked(f"workload.repeats={n}")) for n in (1, 2, 3))
+    once, twice, thrice = (runs(bench, f"workload.repeats={n}") for n in (1, 2, 3))
     assert thrice - twice == twice - once > 0
 
 
 def warmups(bench):
     """how often each is run, untimed"""
-    none, once, twice = (len(bench.asked(f"workload.warmups={n}")) for n in (0, 1, 2))
+    none, once, twice = (runs(bench, f"workload.warmups={n}") for n in (0, 1, 2))
     assert twice - once == once - none > 0
 
 
@@ -560,6 +591,15 @@ def chunks(bench, override):
 
 
 def modes(bench):
+    """what takes turns"""
+    if bench.choice == "workload=conversation":
+        report, _ = bench.conversed("workload.modes=[always_stream,in_place]")
+        assert report.labels == ["demand", "always_stream", "in_place"]
+        return
+    chosen_modes(bench)
+
+
+def chosen_modes(bench):
     """the modes that take turns"""
     two = "workload.modes=[always_stream,'demand max_tokens=2']"
     assert chunks(bench, two) == 2 * chunks(bench, "workload.modes=[always_stream]")
@@ -628,9 +668,83 @@ def profile_steps(bench):
             assert set(engine.runtime.profile.files()) == files
 
 
+def talk_path(bench):
+    """whose sessions are measured"""
+    file = bench.checkpoint.parent / "talk.jsonl"
+    file.write_text('{"id": "mine", "messages": [{"role": "user", "content": "hello"}]}')
+    (row,) = bench.conversed(f"workload.path={file}")[0].rows
+    assert row.line.session == "mine" != read_sessions("")[0].name
+
+
+def sessions(bench):
+    """how many are measured"""
+    for count in (1, 2):
+        report, _ = bench.conversed(f"workload.sessions={count}")
+        assert len({row.line.session for row in report.rows}) == count
+
+
+def max_turns(bench):
+    """the turns of each session"""
+    for count in (1, 2):
+        report, _ = bench.conversed(f"workload.max_turns={count}")
+        assert [row.line.turn for row in report.rows] == list(range(1, count + 1))
+
+
+def replies(bench):
+    """the answers"""
+    recorded = read_sessions("")[0].exchanges[0].assistant
+    said = bench.compose("workload.max_new_tokens=4", "workload.max_turns=1").workload.said
+    template = ChatTemplate(bench.demo.tokenizer)
+    ((line,),) = said.scripts(bench.demo, template, read_sessions("")[:1])
+    assert recorded.startswith(bench.demo.tokenizer.decode(line.answer))
+    assert line.answer != bench.tokens("workload.max_new_tokens=4")
+
+
+def overflow(bench):
+    """what becomes of a turn for which there is no room"""
+    keys = ("model.context=60", "workload.max_new_tokens=20")
+    for rule in ("refuse", "drop_oldest"):
+        override = f"workload.overflow={rule}"
+        if bench.choice == "workload=conversation":
+            talk = lambda: bench.conversed(*keys, "workload.max_turns=2", override)  # noqa: B023, E731
+        else:
+            talk = lambda: said_twice(bench.compose(*keys, "device=cpu", override))  # noqa: B023, E731
+        if rule == "refuse":
+            with pytest.raises(WorkloadError, match="turn 2"):
+                talk()
+        else:
+            talk()
+
+
+def said_twice(config):
+    with build_engine(config) as engine:
+        dialogue = config.workload.run(engine)
+        for _ in range(2):
+            dialogue.say("word " * 12)
+
+
+def snapshots(bench):
+    """what a recurrent model's memory plan has for them"""
+    folder = bench.checkpoint.parent / "recurrent"
+    if not folder.exists():
+        architectures.write(folder, "qwen3_next")
+    model = ("model=folder", f"model.path={folder}", "device=cpu")
+    planned = []
+    for count in (3, 6):
+        with build_engine(bench.compose(*model, f"workload.snapshots={count}")) as engine:
+            planned.append(engine.runtime.plan.snapshot_bytes)
+    assert planned[1] == 2 * planned[0] > 0
+
+
 ROWS = {
     "profile": profile_steps,
     "allow_custom": allow_custom,
+    "workload.path": talk_path,
+    "workload.sessions": sessions,
+    "workload.max_turns": max_turns,
+    "workload.replies": replies,
+    "workload.overflow": overflow,
+    "workload.snapshots": snapshots,
     "model.layers": layers,
     "model.format": form,
     "model.routing": routing,

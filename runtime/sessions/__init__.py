@@ -1,0 +1,1 @@
+"""Recorded conversations, and the sample of real ones that comes with the package."""
