@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from residency.commands import policies, trace
+from residency.commands.doctor import doctor
+from residency.commands.plan import plan
 from residency.commands.replay import replay
 from residency.commands.terminal import (
     USAGE_ERROR,
@@ -40,6 +42,8 @@ app.add_typer(trace.app, name="trace")
 app.add_typer(policies.app, name="policies")
 app.command()(replay)
 app.command()(tune)
+app.command()(doctor)
+app.command()(plan)
 
 
 @app.command()
