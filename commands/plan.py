@@ -54,7 +54,7 @@ def plan(
     with user_errors():
         from residency.conf.planning import Asked, Planner
         from residency.policies.errors import OutputError
-        from residency.runtime.forecast.tables import plan_lines, plan_tables
+        from residency.runtime.forecast.tables import heading, plan_lines, plan_tables
         from residency.runtime.results import require_writable, write_whole
 
         if file is not None:
@@ -68,6 +68,7 @@ def plan(
         if as_json:
             print(json.dumps(advice.as_dict() | {"config": config.tree}))
             return
+        out.print(heading(advice), markup=False, soft_wrap=True)
         out.print(*plan_tables(advice), sep="\n")
         for line in plan_lines(advice):
             out.print(line, markup=False, soft_wrap=True)

@@ -108,6 +108,7 @@ class Planner:
             decodes=tuple(one for one in times if one is not None),
             sources=() if constants is None else constants.sources,
             exact=constants is not None and constants.exact,
+            measured_tokens=0 if constants is None else constants.chunk_s[-1][0],
             unknown=unknown,
             warnings=warnings_of(fitted.memory, cycle, needs_slots),
         ), config

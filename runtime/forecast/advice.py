@@ -45,6 +45,7 @@ class DecodeTimes:
 @dataclass(frozen=True)
 class Advice:
     """choices: for each key that was chosen, its override and the reason.
+    measured_tokens: the longest chunk whose compute was measured, where that is `exact`.
     unknown: why no times are told; empty where they are.
     """
 
@@ -60,6 +61,7 @@ class Advice:
     decodes: tuple[DecodeTimes, ...] = ()
     sources: tuple[str, ...] = ()
     exact: bool = False
+    measured_tokens: int = 0
     unknown: str = ""
     warnings: tuple[str, ...] = field(default=())
 
@@ -91,7 +93,7 @@ def prompt_times(
     welcome: bool = True,
 ) -> tuple[PromptTimes, ...]:
     """Every mode at the usual lengths that the context has room for."""
-    lengths = [n for n in LENGTHS if n <= context] or [context]
+    lengths = [n for n in LENGTHS if n < context] or [context]
     resident = routes.resident(shape.num_slots)
     found = []
     for mode in modes:

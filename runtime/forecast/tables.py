@@ -13,6 +13,10 @@ from residency.runtime.inspection import RESERVED_BYTES
 GIB = 1 << 30
 
 
+def heading(advice: Advice) -> str:
+    return f"{advice.model}: {advice.budget.told}"
+
+
 def plan_tables(advice: Advice) -> Iterator[Table]:
     yield _memory_table(advice)
     yield _choices_table(advice)
@@ -24,12 +28,19 @@ def plan_tables(advice: Advice) -> Iterator[Table]:
 
 def plan_lines(advice: Advice) -> Iterator[str]:
     """What stands below the tables."""
+    longest = max((one.cold.num_tokens for one in advice.prompts), default=0)
+    if advice.exact and longest > advice.measured_tokens:
+        yield (
+            f"compute of more than {advice.measured_tokens:,} tokens was not measured; it is taken in "
+            "proportion, which is at most what it takes"
+        )
     for source in advice.sources:
         yield f"predicted, not measured, from: {source}"
+    yield advice.routes
+    if advice.memory.num_slots:
+        yield f"estimated hit rate of decode in these slots: {advice.hit_rate:.1%}"
     if advice.unknown:
         yield f"no times are predicted: {advice.unknown}"
-    else:
-        yield advice.routes
     for one in advice.decodes:
         if one.why_not:
             yield f"decode={one.target} is not predicted: {one.why_not}"
@@ -39,7 +50,7 @@ def plan_lines(advice: Advice) -> Iterator[str]:
 
 def _memory_table(advice: Advice) -> Table:
     memory = advice.memory
-    table = Table(title=f"{advice.model}: {advice.budget.told}", title_justify="left")
+    table = Table()
     table.add_column("what")
     table.add_column("takes", justify="right")
     table.add_column("where")
@@ -81,7 +92,7 @@ def _prompts_table(advice: Advice) -> Table:
     for mode in modes:
         for pool in ("empty slots", "warm slots"):
             table.add_column(f"{mode}, {pool}", justify="right")
-    table.add_column("goes over the link", justify="right")
+    table.add_column(f"over the link ({modes[0]}, empty)", justify="right")
     lengths = sorted({one.cold.num_tokens for one in advice.prompts})
     for length in lengths:
         own = [one for one in advice.prompts if one.cold.num_tokens == length]

@@ -45,7 +45,8 @@ def pinned_copies(device: torch.device, effort: Effort) -> Iterator[Measurement]
     rows = _bank(effort)
     pinned = Pinned([rows], None) if device.type == "cuda" else None
     try:
-        yield _linear(LINK, "large copies from pinned host memory", rows, device, effort)
+        kind = "from pinned host memory" if pinned is not None else "within host memory"
+        yield _linear(LINK, f"large copies {kind}", rows, device, effort)
         with busy_cpu() as readers:
             what = f"the same while {readers} cores read memory"
             yield _linear(LINK_BUSY, what, rows, device, effort)

@@ -30,7 +30,8 @@ class Facts:
 
     cpus: given to this process. cgroup_bytes: the limit of its group below the whole memory.
     memlock_bytes: what it may pin, None for any amount. unsupported: packages of a version that
-    this project is not made for. library: why experts on the host have no native form, or "".
+    this project is not made for. load: threads that wanted a CPU over the last minute, before
+    anything was measured. library: why experts on the host have no native form, or "".
     gpu_numa_node: the node that the GPU hangs on, of numa_nodes. near_cpus: of `cpus`, those on it.
     pcie_generation, pcie_lanes: what GPU and slot can do together; pcie_lanes_now: what runs.
     """
@@ -48,6 +49,7 @@ class Facts:
     library: str
     triton: str | None
     unsupported: tuple[str, ...]
+    load: float = 0.0
     driver: str | None = None
     gpu_bytes: int | None = None
     gpu_free_bytes: int | None = None
@@ -69,7 +71,7 @@ class Facts:
 
 
 def facts_of(device: torch.device) -> Facts:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    load, memory = os.getloadavg()[0], os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     common: dict[str, Any] = dict(
         device_type=device.type,
         cpus=len(os.sched_getaffinity(0)),
@@ -84,6 +86,7 @@ def facts_of(device: torch.device) -> Facts:
         library=_library(),
         triton=_version("triton"),
         unsupported=unsupported(),
+        load=load,
     )
     return Facts(**common, **(_gpu(device) if device.type == "cuda" else {}))
 

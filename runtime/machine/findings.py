@@ -20,6 +20,8 @@ GIB = 1 << 30
 LANE_BYTES_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.56e9}
 USUAL_SHARE = 0.75  # of a PCIe link's raw rate that large copies reach at least
 BUSY_SHARE = 0.8  # of a rate that is left beside a busy CPU on a machine with memory to spare
+BUSY_LOAD = 0.5  # of the CPUs, wanted by others
+UNSTEADY = 2.0  # the most of repeats over the least
 FEW_CPUS = 8
 LITTLE_MEMORY = 32 * GIB
 
@@ -84,6 +86,12 @@ def _gpu_findings(facts: Facts, profile: MachineProfile) -> Iterator[Finding]:
             "a decode step launches every kernel from Python, several times slower",
             "update the driver and torch",
         )
+    for name, busy, what in ((LINK, LINK_BUSY, "copies"), (GATHER, GATHER_BUSY, "the gather")):
+        alone, beside = profile.rate(name), profile.rate(busy)
+        if alone and beside and beside < BUSY_SHARE * alone:
+            figure = f"{what}: {alone / 1e9:.1f} GB/s, and {beside / 1e9:.1f} beside a busy CPU"
+            so = "both want the same memory, so decode=hybrid gains less than the two rates say"
+            yield Finding(figure, so, "more memory channels; compare hybrid and gpu by `bench`")
     if facts.triton is None:
         yield Finding(
             "triton is not installed",
@@ -93,6 +101,15 @@ def _gpu_findings(facts: Facts, profile: MachineProfile) -> Iterator[Finding]:
 
 
 def _host_findings(facts: Facts, profile: MachineProfile) -> Iterator[Finding]:
+    if facts.load > BUSY_LOAD * facts.cpus:
+        what = f"{facts.load:.1f} threads wanted the {facts.cpus} CPUs before anything was measured"
+        so = "rates here are lower than the machine's, and so is what is planned by them"
+        yield Finding(what, so, "measure again when nothing else runs")
+    ratios = {n: m.spread.most / m.spread.least for n, m in profile.measurements.items()}
+    if (worst := max(ratios, key=lambda n: ratios[n], default=None)) is not None:
+        if ratios[worst] > UNSTEADY:
+            what = f"{worst}: repeats differ by {ratios[worst]:.1f} times"
+            yield Finding(what, "what is planned by it is as uncertain", "measure again, idle")
     if facts.cgroup_bytes is not None:
         what = (
             f"the control group allows {facts.cgroup_bytes / GIB:.1f} GiB of "
@@ -104,19 +121,14 @@ def _host_findings(facts: Facts, profile: MachineProfile) -> Iterator[Finding]:
         so = "all experts of a model must fit there: 30B in bf16 takes 54 GiB, in 4 bits 16 GiB"
         yield Finding(what, so, "close what else runs, or choose a smaller or quantised model")
     if facts.cpus < FEW_CPUS:
-        what = f"{facts.cpus} CPUs"
         so = "one is Python's, and the others compute experts: decode=cpu and hybrid gain little"
-        yield Finding(what, so, "decode=gpu")
+        if facts.device_type == "cpu":
+            so = "they compute everything"
+        yield Finding(f"{facts.cpus} CPUs", so, "more of them, or a GPU and decode=gpu")
     if "avx2" in facts.cpu_flags and "avx512_bf16" not in facts.cpu_flags:
         missing = "AVX-512" if "avx512f" not in facts.cpu_flags else "AVX-512 with bf16"
         so = "experts on the host convert every weight first"
         yield Finding(f"the CPU has no {missing}", so, "expect less of decode=cpu and hybrid")
-    for name, busy, what in ((LINK, LINK_BUSY, "copies"), (GATHER, GATHER_BUSY, "the gather")):
-        alone, beside = profile.rate(name), profile.rate(busy)
-        if alone and beside and beside < BUSY_SHARE * alone:
-            figure = f"{what}: {alone / 1e9:.1f} GB/s, and {beside / 1e9:.1f} beside a busy CPU"
-            so = "both want the same memory, so decode=hybrid gains less than the two rates say"
-            yield Finding(figure, so, "more memory channels; compare hybrid and gpu by `bench`")
     if facts.wsl:
         so = "pinned memory is limited to about half of what WSL has"
         yield Finding("this is WSL", so, "raise memory= in .wslconfig, or run Linux itself")

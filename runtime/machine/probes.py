@@ -46,7 +46,7 @@ def examine(
     probes: dict[str, Probe] | None = None,
 ) -> MachineProfile:
     """Measure a machine. `told` hears each measurement, and a line of each probe that failed."""
-    effort = Effort.of(device, quick=quick)
+    effort, facts = Effort.of(device, quick=quick), facts_of(device)
     measured: dict[str, Measurement] = {}
     failures: dict[str, str] = {}
     for name, probe in (PROBES if probes is None else probes).items():
@@ -68,6 +68,6 @@ def examine(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         environment=environment(device),
         measurements=measured,
-        facts=facts_of(device).as_dict(),
+        facts=facts.as_dict(),
         failures=failures,
     )
