@@ -57,6 +57,7 @@ class Rates:
         """known: counts like WINDOW steps of each way with 1 to `most` experts, which real steps
         then displace one by one.
         """
+        self._num_layers = num_layers
         self._num_4LW = np.zeros((4, num_layers, WINDOW))
         self._seconds_4LW = np.zeros((4, num_layers, WINDOW))
         self._seen_4L = np.zeros((4, num_layers), dtype=np.int64)

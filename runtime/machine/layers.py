@@ -23,7 +23,7 @@ from residency.runtime.machine.sizes import Effort
 from residency.runtime.offload import Policies
 from residency.runtime.weights import MadeUpWeights
 
-LAYERS, TOKENS, STEPS = 6, 16, 24
+LAYERS, TOKENS, STEPS = 4, 16, 12
 CONFIG = {
     "num_hidden_layers": LAYERS,
     "hidden_size": 512,

@@ -60,9 +60,11 @@ class MachineProfile:
             raise ValueError(f"version {found['version']} of {found['kind']}")
         measured = [Measurement.from_dict(one) for one in found["measurements"]]
         environment = {str(key): str(value) for key, value in found["environment"].items()}
+        if "device_name" not in environment:
+            raise ValueError("no device is named")
         return cls(
             date=str(found["date"]),
-            environment={"device_name": environment["device_name"], **environment},
+            environment=environment,
             measurements={one.name: one for one in measured},
             facts=dict(found["facts"]),
             failures={str(key): str(value) for key, value in found["failures"].items()},
