@@ -54,7 +54,9 @@ class Row:
 class Run:
     """A committed result and what a forecast of it needs."""
 
-    def __init__(self, name: str, result: dict[str, Any], others: dict[str, dict[str, Any]]) -> None:
+    def __init__(
+        self, name: str, result: dict[str, Any], others: dict[str, dict[str, Any]]
+    ) -> None:
         self.name, self.result, self._others = name, result, others
         self.config, self.limits = result["config"], result["limits"]
         self.model = build_part("model", self.config["model"])
@@ -135,7 +137,9 @@ class ModesRun(Run):
 
 def committed(results: Path) -> dict[str, dict[str, Any]]:
     """Results of ours, by name; peers' have no limits."""
-    found = {f.parent.name: json.loads(f.read_text()) for f in sorted(results.glob("*/result.json"))}
+    found = {
+        f.parent.name: json.loads(f.read_text()) for f in sorted(results.glob("*/result.json"))
+    }
     return {
         name: result
         for name, result in found.items()

@@ -52,7 +52,8 @@ def plan(
     --out plan.yaml`. Exit status 2 if it does not fit, with the key to change.
     """
     with user_errors():
-        from residency.conf.planning import Asked, Planner
+        from residency.conf.planning import Planner
+        from residency.conf.resources import Asked
         from residency.policies.errors import OutputError
         from residency.runtime.forecast.tables import heading, plan_lines, plan_tables
         from residency.runtime.results import require_writable, write_whole

@@ -14,7 +14,9 @@ def compose_device(overrides: list[str]) -> Device:
     """Raises ConfigError for a device that is not there, and for overrides of anything else."""
     for text in overrides:
         if text.lstrip("+~").partition("=")[0].partition(".")[0] != "device":
-            raise ConfigError(f"{text}: `residency doctor` measures a device; name device=... alone")
+            raise ConfigError(
+                f"{text}: `residency doctor` measures a device; name device=... alone"
+            )
     config = compose(overrides)
     for conflict in config.faults("device"):
         raise ConfigError(str(conflict))
@@ -32,7 +34,9 @@ def keep(profile: MachineProfile, file: Path | None) -> list[str]:
         written.append(str(cached))
     except (OSError, OutputError) as error:
         if file is None:
-            raise OutputError(f"{cached}: cannot be written ({error}); name a FILE: --out") from None
+            raise OutputError(
+                f"{cached}: cannot be written ({error}); name a FILE: --out"
+            ) from None
     if file is not None:
         write_machine(file, profile, "--out")
         written.append(str(file))

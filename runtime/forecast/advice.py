@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-
 from residency.policies.decode import DecodeTarget
 from residency.policies.prefill import PrefillMode
+from residency.policies.prefill.always_stream import AlwaysStream
 from residency.runtime.architecture import Architecture
 from residency.runtime.forecast.budget import Budget
 from residency.runtime.forecast.constants import Constants
@@ -72,7 +71,11 @@ class Advice:
 
     def as_dict(self) -> dict[str, Any]:
         own = asdict(self)
-        own["memory"] = self.memory.as_dict() | {"reserved_bytes": RESERVED_BYTES}
+        own["memory"] = self.memory.as_dict() | {
+            "pool_bytes": self.memory.pool_bytes,
+            "staging_bytes": self.memory.staging_bytes,
+            "reserved_bytes": RESERVED_BYTES,
+        }
         own["choices"] = [{"override": o, "reason": reason} for o, reason in self.choices]
         return {"kind": "plan", "version": 1, **own, "share": self.share}
 
@@ -84,7 +87,7 @@ def shape_of(architecture: Architecture, memory: MemoryPlan) -> Shape:
 
 
 def prompt_times(
-    modes: Sequence[PrefillMode],
+    mode: PrefillMode,
     routes: Routes,
     shape: Shape,
     constants: Constants,
@@ -92,14 +95,17 @@ def prompt_times(
     *,
     welcome: bool = True,
 ) -> tuple[PromptTimes, ...]:
-    """Every mode at the usual lengths that the context has room for."""
+    """The mode, and beside it streams of whole layers, at the usual lengths that fit the context."""
     lengths = [n for n in LENGTHS if n < context] or [context]
     resident = routes.resident(shape.num_slots)
     found = []
-    for mode in modes:
-        forecast = PrefillForecast(mode, routes, shape, constants, welcome=welcome)
+    cuts = {key: getattr(mode.config, key) for key in ("chunk_tokens", "groups", "ring")}
+    stream = AlwaysStream(AlwaysStream.Config(**cuts))
+    for own in {one.name: one for one in (stream, mode)}.values():
+        forecast = PrefillForecast(own, routes, shape, constants, welcome=welcome)
         for n in lengths:
-            found.append(PromptTimes(mode.name, forecast.prompt(n), forecast.prompt(n, resident)))
+            found.append(PromptTimes(own.name, forecast.prompt(n), forecast.prompt(n, resident)))
+    found.sort(key=lambda one: one.mode != mode.name)
     return tuple(found)
 
 
@@ -138,5 +144,3 @@ def warnings_of(memory: MemoryPlan, cycle: int, needs_slots: bool) -> tuple[str,
             "would hit nothing, and other policies little",
         )
     return ()
-
-

@@ -106,9 +106,7 @@ def fit(
     return replace(chosen, memory=memory)
 
 
-def _cuts(
-    num_experts: int, cut: Cut, usual_chunk: int, context: int
-) -> list[tuple[int, int, int]]:
+def _cuts(num_experts: int, cut: Cut, usual_chunk: int, context: int) -> list[tuple[int, int, int]]:
     """Groups, ring and chunk: the usual ones first, then ones that take less and less."""
     pairs = [(cut.groups or g, cut.ring or r) for g, r in CUTS]
     pairs = [(min(g, num_experts), r) for g, r in pairs]
@@ -173,5 +171,3 @@ def _too_much(plan: MemoryPlan, budget: Budget, least: int, free: int, context: 
         f"{where}: {(room - free + needed) / GIB:.2f} GiB needed, {room / GIB:.2f} GiB there "
         f"({told} + reserve {reserve / GIB:.2f} GiB); {mend}"
     )
-
-

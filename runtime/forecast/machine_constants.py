@@ -39,9 +39,7 @@ def machine_constants(profile: MachineProfile, architecture: Architecture) -> Co
     rate = EFFICIENCY * _needed(profile, "the rate of matrix products", *names)
     copy = _needed(profile, "the rate of copies on the device", DEVICE_COPY)
     layers = architecture.config.get_text_config().num_hidden_layers
-    chunk_s = tuple(
-        (n, layers * overhead + operations(architecture, n) / rate) for n in LENGTHS
-    )
+    chunk_s = tuple((n, layers * overhead + operations(architecture, n) / rate) for n in LENGTHS)
     lines = known_rates(profile, architecture.layout)
     known = None if lines is None else tuple(HostLine(*line) for line in lines)
     row_bytes = architecture.layout.row_bytes

@@ -101,5 +101,3 @@ def host_line(result: dict[str, Any], space: IdSpace) -> HostLine | None:
     found = (SIDE_BY_SIDE.search(note) for note in result["notes"])
     match = next((one for one in found if one), None)
     return None if match is None else HostLine(0.0, int(match[1]) * MICROSECOND)
-
-

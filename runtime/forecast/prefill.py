@@ -114,9 +114,7 @@ class PrefillForecast:
                 costs=costs,
             )
             ahead = plan_ahead(self._mode, view)
-            late = (
-                self._rest(ahead, view, held_LE, fresh_LE, chances_LE) if ahead.waits else 0
-            )
+            late = self._rest(ahead, view, held_LE, fresh_LE, chances_LE) if ahead.waits else 0
             early = int(ahead.plan.stream.sum())
             early_s = early * expert_s + self._copies_s(int(ahead.plan.copy.sum()))
             seconds += max(gap_s, early_s) if constants.beside else gap_s + early_s
@@ -157,7 +155,9 @@ class PrefillForecast:
         if (excess := int(held_LE.sum()) - self._shape.num_slots) <= 0:
             return
         layer_L1 = torch.arange(len(held_LE))[:, None]
-        worth_LE = torch.where(fresh_LE, 2.0 + layer_L1, chances_LE).masked_fill(~held_LE, torch.inf)
+        worth_LE = torch.where(fresh_LE, 2.0 + layer_L1, chances_LE).masked_fill(
+            ~held_LE, torch.inf
+        )
         gone = worth_LE.T.flatten().argsort(stable=True)[:excess]
         held_LE[gone % len(held_LE), gone // len(held_LE)] = False
 

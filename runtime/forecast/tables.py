@@ -106,7 +106,9 @@ def _pair(one: PromptTimes) -> tuple[str, str]:
 
 
 def _milliseconds(prompt: Prompt) -> str:
-    return f"{prompt.seconds * 1e3:,.0f}" if prompt.seconds >= 0.1 else f"{prompt.seconds * 1e3:.1f}"
+    return (
+        f"{prompt.seconds * 1e3:,.0f}" if prompt.seconds >= 0.1 else f"{prompt.seconds * 1e3:.1f}"
+    )
 
 
 def _decode_table(advice: Advice) -> Table:

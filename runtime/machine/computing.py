@@ -62,7 +62,9 @@ def experts_on_the_host(device: torch.device, effort: Effort) -> Iterator[Measur
             load = link_under_load(device) if beside else nullcontext()
             with load:
                 found = _expert_rates(host, effort)
-            what = f"{TOP_K} of {host.banks.space.num_experts} experts, one token, {threads} threads"
+            what = (
+                f"{TOP_K} of {host.banks.space.num_experts} experts, one token, {threads} threads"
+            )
             name = host_experts(form, beside=beside)
             yield Measurement.of(name, what + (", link busy" if beside else ""), BYTES_S, found)
 

@@ -141,5 +141,3 @@ def _library_findings(facts: Facts) -> Iterator[Finding]:
     for package in facts.unsupported:
         so = "this project is not tested with it"
         yield Finding(f"{package}", so, "install a version within")
-
-

@@ -136,7 +136,10 @@ def test_little_memory_is_cut_into_smaller_groups_and_chunks():
             (*BIG, "cache.slots=6000", *SIZES),
             ("GPU memory", "6000 slots 52.73 GiB", "lower cache.slots"),
         ),
-        ((*BIG, "model.context=40960", "--gpu-memory", "7GiB", *SIZES[2:]), ("model.context=20480",)),
+        (
+            (*BIG, "model.context=40960", "--gpu-memory", "7GiB", *SIZES[2:]),
+            ("model.context=20480",),
+        ),
         (("qwen3_30b_a3", *SIZES), ("no such model", "did you mean qwen3_30b_a3b?")),
         ((*BIG, "cache=lrx", *SIZES), ("there is no such cache", "did you mean")),
         ((*BIG, "--gpu-memory", "24 parsecs"), ("--gpu-memory=24 parsecs", "24GiB")),

@@ -98,7 +98,8 @@ def test_auto_is_no_slower_than_either_way():
     for tokens, compute in itertools.product((1, 4, 16, 64), (1e-4, 1e-2, 1.0)):
         known = constants(compute=compute)
         auto, *others = (
-            forecast(MODES[n], known=known).prompt(tokens) for n in ("auto", "always_stream", "demand")
+            forecast(MODES[n], known=known).prompt(tokens)
+            for n in ("auto", "always_stream", "demand")
         )
         assert auto.seconds <= 1.1 * min(one.seconds for one in others) + 1e-9
         assert sum(auto.ways.values()) == SPACE.num_layers

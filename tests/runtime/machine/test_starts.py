@@ -77,7 +77,9 @@ def test_a_format_that_was_not_measured_begins_with_nothing():
 def auto(costs):
     chances = torch.full((16,), 0.3, dtype=torch.float64)
     nobody = torch.zeros(16, dtype=torch.bool)
-    return Auto(Auto.Config()).ahead(LayerView(0, 16, nobody, ~nobody, chances=chances, costs=costs))
+    return Auto(Auto.Config()).ahead(
+        LayerView(0, 16, nobody, ~nobody, chances=chances, costs=costs)
+    )
 
 
 def test_the_profile_decides_what_auto_does_first():
@@ -90,7 +92,9 @@ def test_the_profile_decides_what_auto_does_first():
         assert costs == Costs(expert_s, idle_s)
         learning = Learning(SPACE, Auto(Auto.Config()), assumed=costs)
         learning.begin(16)
-        told = learning.told(LayerView(0, 16, *[torch.zeros(16, dtype=torch.bool)] * 2), alone=False)
+        told = learning.told(
+            LayerView(0, 16, *[torch.zeros(16, dtype=torch.bool)] * 2), alone=False
+        )
         assert auto(told.costs).choice.name == choice
 
 
