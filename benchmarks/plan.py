@@ -124,7 +124,7 @@ class ModesRun(Run):
                     median = measured["ttft_s"]["median"]
                     yield Row(self.name, name, what, prompt.seconds, median)
 
-    @cache  # noqa: B019: a few modes of a few runs
+    @cache  # noqa: B019
     def _mode(self, name: str) -> Any:
         """A mode of the comparison, cut as the run's own. Its keys stand behind its name there."""
         own, asked = self.config["prefill"], self.config["workload"]["modes"]

@@ -32,7 +32,7 @@ def plan_lines(advice: Advice) -> Iterator[str]:
     if advice.exact and longest > advice.measured_tokens:
         yield (
             f"compute of more than {advice.measured_tokens:,} tokens was not measured; it is taken in "
-            "proportion, which is at most what it takes"
+            "proportion, which is rough and mostly too much"
         )
     for source in advice.sources:
         yield f"predicted, not measured, from: {source}"

@@ -17,7 +17,10 @@ ROW = 1000
 GPU, CPU, HYBRID = Gpu(Gpu.Config()), Cpu(Cpu.Config()), Hybrid(Hybrid.Config())
 
 
-def constants(fetch_s=1e-4, host=HostLine(2e-4, 1e-4), **more):
+HOST = HostLine(2e-4, 1e-4)
+
+
+def constants(fetch_s=1e-4, host=HOST, **more):
     return Constants(1e9, ROW / fetch_s, ((1, 1e-3),), 5e-3, host=host, **more)
 
 

@@ -92,7 +92,7 @@ def test_a_probe_that_fails_is_a_line_and_stops_no_other():
         "broken": "CUDA error: no such thing",
         "refused": "host memory cannot be pinned",
     }
-    assert [one for one in heard if isinstance(one, str)][0].startswith("broken: not measured")
+    assert next(one for one in heard if isinstance(one, str)).startswith("broken: not measured")
 
 
 def test_probes_take_a_part_of_the_memory_there_is(monkeypatch):
