@@ -3,9 +3,9 @@
 python benchmarks/plan.py [RESULTS]        writes benchmarks/plan.md
 
 A run is foretold from its own config, its routing and its own `limits` (link, gather, all-resident
-times), never from its measured times. What limits do not hold, the time of an expert on the host, is
-taken from the other run of the same commit that computed experts there, and the table says so.
-Decode is foretold at the hit rate that the run had.
+times), never from its measured times. What limits do not hold, the
+time of an expert on the host, is taken from the other run of the same commit that computed experts
+there, and the table says so. Decode is foretold at the hit rate that the run had.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ class Run:
                 other[part][key] == self.result[part][key]
                 for part, key in (("config", "model"), ("environment", "commit"))
             )
-            if same and other["config"]["decode"] != self.config["decode"]:
-                if (line := host_line(other, self.space)) is not None:
-                    return name, line
+            line = host_line(other, self.space) if same else None
+            if line is not None and other["config"]["decode"] != self.config["decode"]:
+                return name, line
         raise SystemExit(f"{self.name}: no other run of its commit computed experts on the host")
 
 
@@ -158,14 +158,15 @@ def page(bench: list[Row], modes: list[Row]) -> str:
     worst = max(abs(row.error) for row in bench)
     text = (
         "# Plans and what was measured\n\n"
-        "Written by `python benchmarks/plan.py`, which says how. Predicted over measured, less 1.\n\n"
+        "Written by `python benchmarks/plan.py`, which says how. Predicted over measured, less 1.\n"
+        "\n"
         f"## Bench runs\n\n{len(bench)} times of {len({row.run for row in bench})} runs; the "
         f"largest error is {worst:.1%}, and none may exceed {BAR:.0%}.\n\n"
     )
     text += _table(bench)
     text += (
-        f"\n## Prefill modes by turns\n\n{len(modes)} times; {len(modes) - len(far)} of them within "
-        f"{BAR:.0%}. The others:\n\n"
+        f"\n## Prefill modes by turns\n\n{len(modes)} times; {len(modes) - len(far)} of them "
+        f"within {BAR:.0%}. The others:\n\n"
     )
     return text + _table(far)
 

@@ -1,4 +1,4 @@
-"""What the plan foretells of the committed runs: within 15 % of what was measured, and as printed."""
+"""What is foretold of the committed runs: within 15 % of what was measured, and as printed."""
 
 import importlib.util
 from pathlib import Path

@@ -95,7 +95,7 @@ def prompt_times(
     *,
     welcome: bool = True,
 ) -> tuple[PromptTimes, ...]:
-    """The mode, and beside it streams of whole layers, at the usual lengths that fit the context."""
+    """The mode, and streams of whole layers beside it, at usual lengths that fit the context."""
     lengths = [n for n in LENGTHS if n < context] or [context]
     resident = routes.resident(shape.num_slots)
     found = []

@@ -1,7 +1,7 @@
 """Decode foretold: the all-hit step, and layer by layer the wait for what is missing.
 
-Of a layer's lookups each misses with the same chance, so misses are binomial. The target itself says
-how many of m misses it fetches, once it knows the rates; the host computes the others meanwhile.
+Of a layer's lookups each misses with the same chance, so misses are binomial. The target itself
+says how many of m misses it fetches, once it knows the rates; the host computes the others.
 """
 
 from __future__ import annotations

@@ -120,9 +120,8 @@ class PrefillForecast:
             seconds += max(gap_s, early_s) if constants.beside else gap_s + early_s
             seconds += late * expert_s
             moved += (early + late) * shape.row_bytes
-            if not ahead.waits:
-                if layer == 0 and constants.beside:
-                    seconds += min(shape.group_size, early) * expert_s
+            if not ahead.waits and layer == 0 and constants.beside:
+                seconds += min(shape.group_size, early) * expert_s
             waits = waits and ahead.waits and not early
             if ahead.choice is not None:
                 ways[ahead.choice.name] = ways.get(ahead.choice.name, 0) + 1

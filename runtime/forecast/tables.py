@@ -31,8 +31,8 @@ def plan_lines(advice: Advice) -> Iterator[str]:
     longest = max((one.cold.num_tokens for one in advice.prompts), default=0)
     if advice.exact and longest > advice.measured_tokens:
         yield (
-            f"compute of more than {advice.measured_tokens:,} tokens was not measured; it is taken in "
-            "proportion, which is rough and mostly too much"
+            f"compute of more than {advice.measured_tokens:,} tokens was not measured; it is taken "
+            "in proportion, which is rough and mostly too much"
         )
     for source in advice.sources:
         yield f"predicted, not measured, from: {source}"

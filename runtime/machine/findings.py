@@ -106,10 +106,10 @@ def _host_findings(facts: Facts, profile: MachineProfile) -> Iterator[Finding]:
         so = "rates here are lower than the machine's, and so is what is planned by them"
         yield Finding(what, so, "measure again when nothing else runs")
     ratios = {n: m.spread.most / m.spread.least for n, m in profile.measurements.items()}
-    if (worst := max(ratios, key=lambda n: ratios[n], default=None)) is not None:
-        if ratios[worst] > UNSTEADY:
-            what = f"{worst}: repeats differ by {ratios[worst]:.1f} times"
-            yield Finding(what, "what is planned by it is as uncertain", "measure again, idle")
+    worst = max(ratios, key=lambda n: ratios[n], default=None)
+    if worst is not None and ratios[worst] > UNSTEADY:
+        what = f"{worst}: repeats differ by {ratios[worst]:.1f} times"
+        yield Finding(what, "what is planned by it is as uncertain", "measure again, idle")
     if facts.cgroup_bytes is not None:
         what = (
             f"the control group allows {facts.cgroup_bytes / GIB:.1f} GiB of "

@@ -49,11 +49,11 @@ def layers(device: torch.device, effort: Effort) -> Iterator[Measurement]:
         Lru(Lru.Config(slots="all")), AlwaysStream(AlwaysStream.Config()), Gpu(Gpu.Config())
     )
     plan = Plan((TOKENS,), STEPS, TOKENS, 1, effort.repeats, 2, "cold", 0)
-    with Engine(architecture, MadeUpWeights(architecture, 0), policies, device) as engine:
-        with everything_resident(engine):
-            meter = Meter(engine, plan)
-            decode = [run.seconds / STEPS / LAYERS for run in meter.decode().runs]
-            chunk = [run.seconds / LAYERS for run in meter.resident_prefill(TOKENS).runs]
+    weights = MadeUpWeights(architecture, 0)
+    with Engine(architecture, weights, policies, device) as engine, everything_resident(engine):
+        meter = Meter(engine, plan)
+        decode = [run.seconds / STEPS / LAYERS for run in meter.decode().runs]
+        chunk = [run.seconds / LAYERS for run in meter.resident_prefill(TOKENS).runs]
     what = f"of a model of {LAYERS} small layers, every expert in a slot"
     yield Measurement.of(CHUNK_LAYER, f"{TOKENS} tokens, {what}", SECONDS, chunk)
     yield Measurement.of(DECODE_LAYER, what, SECONDS, decode)

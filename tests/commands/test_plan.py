@@ -191,7 +191,7 @@ def test_no_sizes(text):
 
 
 def test_a_plan_of_a_checkpoint_on_the_cpu_is_near_its_run(checkpoint, tmp_path, monkeypatch):
-    """Within a factor of 5: compute is estimated from shapes, and this machine does other things."""
+    """Within a factor of 5: compute is estimated from shapes, and the machine does other things."""
     import torch
 
     from residency.runtime.machine import sizes
