@@ -138,8 +138,8 @@ def _require_banks(architecture: Architecture, budget: Budget) -> None:
         mend = "add memory (--host-memory), or choose a smaller model"
     raise CapacityError(
         f"host memory: all experts take {banks / GIB:.2f} GiB, and of "
-        f"{budget.host_bytes / GIB:.2f} GiB {max(free, 0) / GIB:.2f} GiB are left after a reserve of "
-        f"{HOST_RESERVED_BYTES / GIB:.2f} GiB; {mend}"
+        f"{budget.host_bytes / GIB:.2f} GiB {max(free, 0) / GIB:.2f} GiB are left after a "
+        f"reserve of {HOST_RESERVED_BYTES / GIB:.2f} GiB; {mend}"
     )
 
 

@@ -66,7 +66,9 @@ class Facts:
     def from_dict(cls, found: dict[str, Any]) -> Facts:
         """Raises TypeError for what `as_dict` cannot have given."""
         known = {field.name for field in fields(cls)}
-        values = {key: tuple(v) if isinstance(v, list) else v for key, v in found.items()}
+        values: dict[str, Any] = {
+            key: tuple(v) if isinstance(v, list) else v for key, v in found.items()
+        }
         return cls(**{key: value for key, value in values.items() if key in known})
 
 
@@ -153,7 +155,9 @@ def generation_of(speed: str | None) -> int | None:
 def _pci_folder(device: torch.device) -> Path | None:
     """Where the system tells of the GPU's place on the bus."""
     gpu = torch.cuda.get_device_properties(device)
-    place = [getattr(gpu, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    place: list[Any] = [
+        getattr(gpu, f"pci_{part}_id", None) for part in ("domain", "bus", "device")
+    ]
     if any(part is None for part in place):
         return None
     folder = Path("/sys/bus/pci/devices/{:04x}:{:02x}:{:02x}.0".format(*place))
