@@ -105,13 +105,12 @@ def test_what_is_asked_for_is_kept(h200):
 def test_a_bench_of_the_model_gives_its_constants():
     folders = ("flash-nvfp4-gpu-even", "flash-nvfp4-cpu-even")
     measured = [word for name in folders for word in ("--measured", RESULTS / name)]
-    words = ("flash_next_moe", "model.layers=24", "model.routing=even", "cache.slots=1536")
+    words = ("flash_next_moe", "model.layers=24", "model.routing=even")
     plan = planned(*words, *SIZES, *measured)
     assert plan["exact"] and len(plan["sources"]) == 2
     at_512 = next(one for one in plan["prompts"] if one["cold"]["num_tokens"] == 512)
     assert at_512["cold"]["seconds"] == pytest.approx(0.615, rel=0.02)
     targets = {one["target"]: one["estimated"]["seconds"] for one in plan["decodes"]}
-    assert targets["gpu"] == pytest.approx(13.97e-3, rel=0.03)
     assert targets["cpu"] == pytest.approx(13.78e-3, rel=0.03)  # of that very run
     assert "decode=hybrid" in [choice["override"] for choice in plan["choices"]]
     other = residency("plan", *BIG, *SIZES, *measured[:2])
@@ -120,8 +119,7 @@ def test_a_bench_of_the_model_gives_its_constants():
 
 def test_little_memory_is_cut_into_smaller_groups_and_chunks():
     roomy, tight = (
-        planned(*BIG, "model.context=32768", "--gpu-memory", size, "--host-memory", "128GiB")
-        for size in ("24GiB", "10GiB")
+        planned(*BIG, "--gpu-memory", size, "--host-memory", "128GiB") for size in ("24GiB", "6GiB")
     )
     assert tight["memory"]["staging_bytes"] < roomy["memory"]["staging_bytes"]
     assert tight["memory"]["workspace_bytes"] < roomy["memory"]["workspace_bytes"]
