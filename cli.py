@@ -12,7 +12,9 @@ import typer
 from residency.commands import policies, trace
 from residency.commands.chat import chat
 from residency.commands.completion import complete_inspected
+from residency.commands.doctor import doctor
 from residency.commands.panels import Panels
+from residency.commands.plan import plan
 from residency.commands.replay import replay
 from residency.commands.report import report
 from residency.commands.terminal import (
@@ -51,6 +53,8 @@ app.command()(chat)
 app.command()(replay)
 app.command()(tune)
 app.command()(report)
+app.command()(doctor)
+app.command()(plan)
 
 
 @app.command()

@@ -61,7 +61,7 @@ def compose_inspect(words: list[str], file: Path | None = None) -> Config:
 
     Raises ConfigError for a word that is neither, and for keys that change nothing there.
     """
-    overrides = [override for word in words for override in _model_overrides(word)]
+    overrides = [override for word in words for override in model_overrides(word)]
     for text in overrides:
         if text.lstrip("+~").partition("=")[0].partition(".")[0] not in INSPECTED:
             reason = f"`residency inspect` depends on {' and '.join(INSPECTED)} alone"
@@ -69,7 +69,11 @@ def compose_inspect(words: list[str], file: Path | None = None) -> Config:
     return compose_with(overrides, file)
 
 
-def _model_overrides(word: str) -> list[str]:
+def model_overrides(word: str) -> list[str]:
+    """What a word of `inspect` or `plan` says: an override as it is, a model's name, or a folder.
+
+    Raises ConfigError for a word that is neither.
+    """
     if "=" in word and not Path(word).expanduser().is_dir():
         return [word]
     names = option_names("model")

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: README files of other folders are pages too, and links follow them there.
+"""Hooks of mkdocs: some files of other folders are pages too, and links follow them there.
 
 A page links as it does on a code host, by a path from its own folder. On the site a link to a page
 leads to that page; one to code, which is not on the site, is only its text.
@@ -19,6 +19,7 @@ DOCS = "docs"
 PAGES = {  # on the site, and in the repository
     "index.md": "README.md",
     "benchmarks.md": "benchmarks/README.md",
+    "predictions.md": "benchmarks/plan.md",
     "demo-model.md": "demo/README.md",
 }
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")

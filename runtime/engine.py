@@ -120,6 +120,7 @@ class Engine:
             table_reads=self.architecture.table_reads,
             host=self._loaded.host_for(policies.decode),
             learning_of=self._lessons.of,
+            known_rates=self._lessons.known_rates,
         )
         attach(self.model, self.architecture.expert_modules, self.runtime)
         warm_start(self.runtime)

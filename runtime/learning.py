@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from residency.policies.prefill import Ahead, Choice, LayerView, PrefillMode
+from residency.policies.prefill import Ahead, Choice, Costs, LayerView, PrefillMode
 from residency.policies.step import IdSpace
 from residency.runtime.chances import Chances
 from residency.runtime.cost_profile import read_profile, write_profile
@@ -68,15 +68,18 @@ class Learning:
         profile: Path | None = None,
         *,
         copies_beside: bool = True,
+        assumed: Costs | None = None,
     ) -> None:
-        """copies_beside: whether copies run beside the compute."""
+        """copies_beside: whether copies run beside the compute. assumed: costs to begin with where
+        the profile has none.
+        """
         self.learns = mode.learns
         self._num_layers = space.num_layers
         self._router = router if mode.asks_router else None
         self._chances = Chances(space) if mode.learns else None
         self._profile = profile if mode.learns else None
         known = read_profile(self._profile) if self._profile is not None else None
-        self._costs = LinkCosts(known, beside=copies_beside)
+        self._costs = LinkCosts(known, beside=copies_beside, assumed=assumed)
         self._saved = self._costs.as_dict()
         self._times: ChunkTimes | None = None
         self._cycle = 0.0

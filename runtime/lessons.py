@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
 from residency.policies.errors import ConfigError
-from residency.policies.prefill import PrefillMode
+from residency.policies.prefill import Costs, PrefillMode
 from residency.runtime.architecture import Architecture
 from residency.runtime.cost_profile import profile_path, read_profile
 from residency.runtime.environment import environment
 from residency.runtime.guesses import RouterGuess
+from residency.runtime.layout import RowLayout
 from residency.runtime.learning import Learning
+from residency.runtime.machine.profile import MachineProfile, machine_path, read_machine
+from residency.runtime.machine.starts import assumed_costs, known_rates
+from residency.runtime.rates import KnownRates
 from residency.runtime.results import require_writable
 
 
@@ -43,13 +48,39 @@ class Lessons:
             self._router(mode),
             self._profile(mode),
             copies_beside=self.device.type == "cuda",
+            assumed=self._assumed,
         )
+
+    @cached_property
+    def known_rates(self) -> KnownRates | None:
+        """Of experts fetched and computed, by the machine's profile; None where it has none."""
+        return None if self._machine is None else known_rates(self._machine, self._layout)
+
+    @property
+    def _assumed(self) -> Costs | None:
+        return None if self._machine is None else assumed_costs(self._machine, self._layout)
+
+    @property
+    def _layout(self) -> RowLayout:
+        return self.architecture.layout
+
+    @cached_property
+    def _machine(self) -> MachineProfile | None:
+        """What `residency doctor` has measured of this device."""
+        return read_machine(machine_path(self._device_name))
+
+    @property
+    def _device_name(self) -> str:
+        return environment(self.device)["device_name"]
 
     def notes(self, mode: PrefillMode) -> list[str]:
         """Lines for a report."""
-        if not mode.asks_router or self.why_senseless is None:
-            return []
-        return [f"routers asked early say nothing here: {self.why_senseless}"]
+        notes = []
+        if mode.learns and self._assumed is not None and read_profile(self._profile(mode)) is None:
+            notes.append(f"prefill={mode.name} began with the machine's profile")
+        if mode.asks_router and self.why_senseless is not None:
+            notes.append(f"routers asked early say nothing here: {self.why_senseless}")
+        return notes
 
     def _router(self, mode: PrefillMode) -> RouterGuess | None:
         """Who asks for `mode`. A mode that learns would only learn that it says nothing."""
@@ -63,7 +94,7 @@ class Lessons:
             return Path(mode.profile).expanduser()
         layout = self.architecture.layout
         what = f"{layout.format.name} {layout.row_bytes} bytes"
-        return profile_path(environment(self.device)["device_name"], what)
+        return profile_path(self._device_name, what)
 
 
 def check_profile(mode: PrefillMode) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -84,11 +84,19 @@ class LinkCosts:
     copied beyond them delays what is needed.
     """
 
-    def __init__(self, known: dict[str, Any] | None = None, *, beside: bool = True) -> None:
+    def __init__(
+        self,
+        known: dict[str, Any] | None = None,
+        *,
+        beside: bool = True,
+        assumed: Costs | None = None,
+    ) -> None:
         """known: what `as_dict` gave before. beside: whether copies run beside the compute; where
-        they do not, no idle time of the link can be used.
+        they do not, no idle time of the link can be used. assumed: told until chunks have told
+        more; never kept.
         """
         self._beside = beside
+        self._assumed = assumed
         self._expert_s, self._answer_s = _Recent(), _Recent()
         self._gap_s: dict[int, _Recent] = defaultdict(_Recent)
         self._waiting: deque[ChunkTimes] = deque()
@@ -110,12 +118,14 @@ class LinkCosts:
         self._waiting.append(chunk)
 
     def of(self, num_tokens: int) -> Costs | None:
-        """None until a chunk has told them."""
+        """What is assumed, or None, until chunks have told them."""
         while self._waiting and self._waiting[0].passed():
             self._learn(self._waiting.popleft())
         expert_s, answer_s = self._expert_s.median, self._answer_s.least or 0.0
         if expert_s is None or not self._known_sizes:
-            return None
+            if self._assumed is None or self._beside:
+                return self._assumed
+            return replace(self._assumed, idle_s=0.0)
         return Costs(expert_s, self._gap(num_tokens) + answer_s if self._beside else 0.0)
 
     @property

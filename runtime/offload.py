@@ -31,6 +31,7 @@ from residency.runtime.policy_probe import probe
 from residency.runtime.prefill import PrefillExecutor
 from residency.runtime.profile import Profile, Unprofiled
 from residency.runtime.quotas import QuotaTable
+from residency.runtime.rates import KnownRates
 from residency.runtime.recorder import RouteRecorder
 from residency.runtime.routing import Routing
 from residency.runtime.slots import SlotPool
@@ -83,6 +84,7 @@ class OffloadRuntime:
         table_reads: Iterable[tuple[int, int]] = (),
         host: HostExperts | None = None,
         learning_of: Callable[[PrefillMode], Learning] | None = None,
+        known_rates: KnownRates | None = None,
     ) -> None:
         """routing: replaces the model's routes; None leaves them.
         shape: the kernels' view of a row; None computes in plain torch.
@@ -90,6 +92,7 @@ class OffloadRuntime:
         table_reads: MoE layers beside a host table, and the bytes that a token reads of it.
         host: computes experts in their banks; None for plain torch, which no graph captures.
         learning_of: what a prefill mode starts to learn from; None for nothing.
+        known_rates: what a decode target that splits starts with; None for nothing.
         """
         space, layout = banks.space, banks.layout
         self.banks = banks
@@ -115,7 +118,7 @@ class OffloadRuntime:
         transfers = Transfers(banks, self.rows, self.lanes, self.counters)
         ring = StagingRing(plan.num_slots, plan.ring, plan.group_size, self.lanes)
         maths: Maths = ExpertMath(layout, self.rows)
-        self.quotas = QuotaTable(policies.decode, space, device)
+        self.quotas = QuotaTable(policies.decode, space, device, known_rates)
         self._decode: Decoder = DecodeExecutor(
             self.quotas, self.pool, banks, transfers, maths, self.counters, host
         )

@@ -6,7 +6,7 @@ import torch
 
 from residency.policies.decode import DecodeTarget, Quotas
 from residency.policies.step import IdSpace
-from residency.runtime.rates import WINDOW, Rates, StepTimes
+from residency.runtime.rates import WINDOW, KnownRates, Rates, StepTimes
 from residency.runtime.rules import Call
 
 ROW_MULTIPLE = 4  # rows of the table are 16 bytes apart or a multiple, as kernels like them
@@ -19,11 +19,19 @@ class QuotaTable:
     fetched.
     """
 
-    def __init__(self, target: DecodeTarget, space: IdSpace, device: torch.device) -> None:
+    def __init__(
+        self,
+        target: DecodeTarget,
+        space: IdSpace,
+        device: torch.device,
+        known: KnownRates | None = None,
+    ) -> None:
+        """known: rates to begin with, of a target that splits; None begins with none."""
         self.target = target
         self.space = space
         self.host_layers = target.host_layers(space.num_layers)
-        self.rates = Rates(space.num_layers)
+        self._began_known = known is not None and target.splits
+        self.rates = Rates(space.num_layers, known if target.splits else None, space.top_k)
         self._most = space.top_k  # experts that a step asks for
         self._steps: list[StepTimes] = []  # not taken in yet
         self._asked_after = 1  # steps
@@ -34,6 +42,8 @@ class QuotaTable:
         if device.type == "cuda":
             self._host_LM = self._host_LM.pin_memory()
         self.table_LM = self._host_LM.to(device)
+        if self._began_known:
+            self._ask()
 
     def of(self, layer: int, num_ids: int) -> torch.Tensor | None:
         """The layer's row, int32 [M], for steps of `num_ids` experts; None: all are fetched."""
@@ -52,7 +62,8 @@ class QuotaTable:
         told = [f"{s.median() * 1e6:.0f} us {name}" for name, s in each.items() if len(s)]
         if not told:
             return [f"decode={self.target.name}: no step has run on both sides yet"]
-        return [f"decode={self.target.name}, side by side, an expert: {', '.join(told)}"]
+        began = "; it began with the machine's profile" if self._began_known else ""
+        return [f"decode={self.target.name}, side by side, an expert: {', '.join(told)}{began}"]
 
     def observe(self, step: StepTimes) -> None:
         """Take in what a step took; the device must be done with it."""

@@ -32,16 +32,62 @@ class StepTimes(NamedTuple):
     host_s: FloatArray
 
 
+class KnownLine(NamedTuple):
+    """Seconds of n experts: fixed_s + n * each_s."""
+
+    fixed_s: float
+    each_s: float
+
+
+class KnownRates(NamedTuple):
+    """What is known of a machine before the first step: the sides alone, and side by side."""
+
+    fetched: KnownLine
+    computed: KnownLine
+    fetched_beside: KnownLine
+    computed_beside: KnownLine
+
+
 class Rates:
     """Running measurements of every layer; alone first, then beside, the link before the host."""
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(
+        self, num_layers: int, known: KnownRates | None = None, most: int = WINDOW
+    ) -> None:
+        """known: counts like WINDOW steps of each way with 1 to `most` experts, which real steps
+        then displace one by one.
+        """
+        self._num_layers = num_layers
         self._num_4LW = np.zeros((4, num_layers, WINDOW))
         self._seconds_4LW = np.zeros((4, num_layers, WINDOW))
         self._seen_4L = np.zeros((4, num_layers), dtype=np.int64)
         self._steps_LW = np.zeros((num_layers, len(Way)), dtype=np.int64)
         self._idle_s_LW = np.zeros((num_layers, len(Way)))
         self._misses_L = np.zeros(num_layers)
+        if known is not None:
+            self._assume(known, most)
+
+    def _assume(self, known: KnownRates, most: int) -> None:
+        up = np.linspace(1, most, WINDOW).round().astype(np.int64)
+        none = np.zeros_like(up)
+        for fetched, computed, fetch, host in (
+            (up, none, known.fetched, known.computed),
+            (none, up, known.fetched, known.computed),
+            (up, up[::-1], known.fetched_beside, known.computed_beside),
+        ):
+            self.observe(
+                [
+                    StepTimes(*(np.full(self._num_layers, value) for value in step))
+                    for step in zip(
+                        fetched,
+                        (fetch.fixed_s + fetch.each_s * fetched) * (fetched > 0),
+                        computed,
+                        (host.fixed_s + host.each_s * computed) * (computed > 0),
+                        strict=True,
+                    )
+                ]
+            )
+        self._idle_s_LW[:] = 0
 
     def observe(self, steps: Sequence[StepTimes]) -> None:
         """Take in steps, in order, at most WINDOW."""

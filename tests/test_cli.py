@@ -30,6 +30,11 @@ SURFACE = {
     "replay": {"words", "--out", "--force", "--json"},
     "report": {"folders", "--against", "--out", "--force", "--json"},
     "tune": {"words", "--out", "--force", "--json"},
+    "doctor": {"overrides", "--quick", "--out", "--force", "--json"},
+    "plan": {
+        *("words", "--gpu-memory", "--host-memory", "--measured", "--machine", "--out"),
+        *("--force", "--json"),
+    },
     "trace record": {
         *("file", "overrides", "--prompt", "-p", "--prompt-file", "-f", "--force", "--json"),
     },
@@ -80,6 +85,8 @@ def test_the_surface_is_frozen():
         (("replay",), ("trace=FILE", "Belady", "curves.png", "slots", "cache.decay")),
         (("tune",), ("trace=FILE", "cache.decay=0.05,0.1,0.2", "slots", "report")),
         (("report",), ("DIR", "--against", "index.html", "data.csv", "within noise", "--force")),
+        (("doctor",), ("device=cuda", "--quick", "--out", "hold you back", "pinned")),
+        (("plan",), ("MODEL", "--gpu-memory", "24GiB", "--measured", "--machine", "key to change")),
         (("trace",), ("record", "import", "info")),
         (("trace", "record"), ("FILE", "one after the other", "--force", "cache.slots=25%")),
         (("trace", "import"), ("SOURCE", "--prompt-tokens", "--domains", "SGLang")),

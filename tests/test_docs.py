@@ -16,12 +16,14 @@ PAGES = sorted(
         *ROOT.glob("docs/**/*.md"),
         ROOT / "demo/README.md",
         ROOT / "benchmarks/README.md",
+        ROOT / "benchmarks/plan.md",
     ]
 )
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
-FOLDERS = "benchmarks|commands|conf|demo|docs|policies|runtime|testing|tests|training"
+FOLDERS = "benchmarks|commands|conf|demo|docs|policies|reports|runtime|testing|tests|training"
 CODE_PATH = re.compile(rf"`((?:{FOLDERS})/[\w./*-]*)`")
-SITE = ["mkdocs.yml", "docs", "README.md", "benchmarks/README.md", "demo/README.md"]
+PAGES_ELSEWHERE = ["README.md", "benchmarks/README.md", "benchmarks/plan.md", "demo/README.md"]
+SITE = ["mkdocs.yml", "docs", *PAGES_ELSEWHERE]
 NETWORK = re.compile(r"""<(?:script|link|img)\b[^>]*(?:src|href)=["'](?:https?:)?//""")
 
 
@@ -84,7 +86,7 @@ def test_the_site_is_built_without_a_warning_and_needs_no_network(tmp_path):
     pages = {page: page.read_text() for page in tmp_path.rglob("*.html")}
     sources = [page.relative_to(ROOT / "docs") for page in ROOT.glob("docs/**/*.md")]
     expected = {str(page.with_suffix(".html")) for page in sources}
-    expected |= {"index.html", "benchmarks.html", "demo-model.html", "404.html"}
+    expected |= {"index.html", "benchmarks.html", "demo-model.html", "predictions.html", "404.html"}
     assert {str(page.relative_to(tmp_path)) for page in pages} == expected
     assert [page.name for page, text in pages.items() if NETWORK.search(text)] == []
 
