@@ -14,8 +14,8 @@ HOST_RESERVED_BYTES = GIB  # of host memory: Python, its libraries, and what is 
 SHARE = 10  # staging, or a chunk's workspace, may take one part in so many of the device's memory
 CUTS = ((8, 3), (16, 3), (32, 2), (64, 2), (128, 2))  # groups and ring, the usual one first
 LEAST_CHUNK = 512
-UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": GIB, "t": GIB << 10}
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
+UNITS = {"k": 1 << 10, "m": 1 << 20, "g": GIB, "t": GIB << 10}
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt])(i?b)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,12 @@ class Fitted:
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes: "24GiB", "24G" and "24GB" alike count in powers of 1,024. Raises ConfigError."""
+    """Bytes: "24GiB", "24G" and "24GB" alike count in powers of 1,024. Raises ConfigError,
+    also without a unit: 24 is more likely meant as 24 GiB than as bytes.
+    """
     match = SIZE.fullmatch(text.strip())
     if match is None or float(match[1]) <= 0:
-        raise ConfigError(f"{option}={text}: it must be a size, e.g. 24GiB")
+        raise ConfigError(f"{option}={text}: it must be a size with its unit, e.g. 24GiB")
     return int(float(match[1]) * UNITS[match[2].lower()])
 
 

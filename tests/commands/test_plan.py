@@ -176,13 +176,13 @@ def test_it_says_what_is_predicted_and_from_what(h200):
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("24GiB", 24 * GIB), ("1.5g", 3 * GIB // 2), ("512 MB", GIB // 2), ("7", 7)]
+    ("text", "size"), [("24GiB", 24 * GIB), ("1.5g", 3 * GIB // 2), ("512 MB", GIB // 2)]
 )
 def test_sizes(text, size):
     assert parse_size(text, "--gpu-memory") == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "0", "1e9", "24GiBs"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "0G", "1e9", "24", "24B", "24GiBs"])
 def test_no_sizes(text):
     with pytest.raises(ConfigError, match="must be a size"):
         parse_size(text, "--gpu-memory")
