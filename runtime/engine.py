@@ -12,7 +12,6 @@ from typing import Self
 
 import torch
 
-from residency.policies.step import Phase
 from residency.runtime.architecture import Architecture
 from residency.runtime.batch import Batch
 from residency.runtime.batch_cache import check_batched
@@ -28,7 +27,7 @@ from residency.runtime.offload import OffloadRuntime, Policies
 from residency.runtime.prompts import PromptReader, check_number
 from residency.runtime.recorder import RouteRecorder
 from residency.runtime.replacements.seam import Seam
-from residency.runtime.report import BatchReport, PhaseTotals, Report, SequenceReport
+from residency.runtime.report import BatchReport, Report
 from residency.runtime.routing import Routing
 from residency.runtime.sampling import Sampler, Sampling
 from residency.runtime.sequence import Rows, Sequence, capacity_for
@@ -53,6 +52,7 @@ class Engine:
         allow_pageable: bool = False,
         progress: Progress | None = None,
         notes: Ids[str] = (),
+        fixed_costs: Path | None = None,
     ) -> None:
         """Raises CheckpointError, ConfigError or CapacityError before any large memory is taken.
 
@@ -62,6 +62,7 @@ class Engine:
         kernels: compute experts by kernels where the device has them, else in plain torch.
         allow_pageable: run with banks that could not be pinned, more slowly and without kernels.
         notes: lines the report repeats, e.g. which device an automatic choice took.
+        fixed_costs: a folder of copied cost profiles; runtimes begin with these and keep none.
         """
         self.device = device
         self.notes = list(notes)
@@ -70,13 +71,12 @@ class Engine:
         self.batch = batch
         self.routing = routing
         self.made_up = weights.made_up
-        if batch > 1:
-            check_batched(architecture.config)
         self._dequantised_bytes = weights.dequantised_bytes
-        plan = self._plan(policies)
+        plan = self._plan(policies, batch)
         if not weights.made_up:
             plan = plan.with_checkpoint_tables(device)
         plan.check(device)
+        self._mapped_tables = plan.mapped_tables
         self._loaded = Loaded(
             architecture,
             weights,
@@ -92,18 +92,21 @@ class Engine:
             Seam(position_of=lambda: self.runtime.position, add_experts=add_experts)
         )
         self.notes += self._loaded.notes
-        self._lessons = Lessons(self.model, architecture, device, self.made_up, routing is not None)
+        self._lessons = Lessons(
+            self.model, architecture, device, self.made_up, routing is not None, fixed_costs
+        )
         self._install(policies, plan)
 
     @property
     def policies(self) -> Policies:
         return self.runtime.policies
 
-    def _plan(self, policies: Policies) -> MemoryPlan:
+    def _plan(self, policies: Policies, batch: int) -> MemoryPlan:
+        if batch > 1:
+            check_batched(self.architecture.config)
         check_profile(policies.prefill)
-        return plan_memory(
-            self.architecture, policies, self.context, self.batch, self._dequantised_bytes
-        )
+        sizes = self.context, batch, self._dequantised_bytes
+        return plan_memory(self.architecture, policies, *sizes)
 
     def _install(self, policies: Policies, plan: MemoryPlan) -> None:
         """Stand a runtime under these policies behind the model's experts."""
@@ -125,7 +128,9 @@ class Engine:
         warm_start(self.runtime)
 
     def _uninstall(self) -> None:
-        """Let go of the runtime and the memory of its slots."""
+        """Let go of the runtime, if there is one, and the memory of its slots."""
+        if not hasattr(self, "runtime"):
+            return
         detach(self.model, self.architecture.expert_modules)
         self._forget_rows()
         self.runtime.close()
@@ -133,6 +138,19 @@ class Engine:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def rebuild(self, policies: Policies, batch: int | None = None) -> None:
+        """Stand a fresh runtime over the same banks and model, as if nothing had run on them yet.
+
+        batch: as the engine takes it; None leaves it. Raises ConfigError, with the old runtime in
+        place, or CapacityError, with none: nothing but another `rebuild` works then.
+        """
+        batch = self.batch if batch is None else batch
+        plan = replace(self._plan(policies, batch), mapped_tables=self._mapped_tables)
+        self._uninstall()
+        plan.check(self.device, loaded=True)
+        self.batch = batch
+        self._install(policies, plan)
 
     @contextmanager
     def reconfigured(self, policies: Policies) -> Iterator[None]:
@@ -142,16 +160,13 @@ class Engine:
         when the new policies cannot be had; the old ones run on then.
         """
         old, old_plan = self.policies, self.runtime.plan
-        plan = replace(self._plan(policies), mapped_tables=old_plan.mapped_tables)
-        self._uninstall()
         try:
-            plan.check(self.device, loaded=True)
-            self._install(policies, plan)
+            self.rebuild(policies)
             yield
         finally:
-            if hasattr(self, "runtime"):
+            if not hasattr(self, "runtime") or self.runtime.plan is not old_plan:
                 self._uninstall()
-            self._install(old, old_plan)
+                self._install(old, old_plan)
 
     def keep(self) -> Kept:
         """What may be continued now, to be put back later. Raises WorkloadError for nothing."""
@@ -256,8 +271,19 @@ class Engine:
             on_logits=on_logits,
         )
         texts = decoded_texts(self.tokenizer, generation.tokens(ids, limits), len(ids), on_text)
-        self.runtime.check()
-        return self._report(texts, ids, generation)
+        runtime = self.runtime
+        runtime.check()
+        return BatchReport.of(
+            texts,
+            ids,
+            generation,
+            runtime.counters.rows(),
+            timed_decode=not runtime.decode_is_fused,  # its kernels copy, not the copy lane
+            choices=runtime.choices(),
+            memory=runtime.plan.as_dict(),
+            environment=environment(self.device),
+            notes=[*self.notes, *self._lessons.notes(self.policies.prefill), *runtime.notes()],
+        )
 
     def _rows_for(self, num_tokens: int, num_sequences: int) -> Rows:
         """Room for sequences; the last ones', and their captured graphs, if it is large enough."""
@@ -272,28 +298,3 @@ class Engine:
 
     def _forget_rows(self) -> None:
         self._sequence = self._batch = None
-
-    def _report(
-        self, texts: list[str], prompts: list[list[int]], generation: Generation
-    ) -> BatchReport:
-        rows = self.runtime.counters.rows()
-        untimed = self.runtime.decode_is_fused  # its kernels copy, not the copy lane
-        decode_copy_s = None if untimed else generation.decode_copy_s
-        phases = [
-            PhaseTotals.of(Phase.PREFILL, rows, generation.prefill_s, generation.prefill_copy_s),
-            PhaseTotals.of(Phase.DECODE, rows, sum(generation.step_s), decode_copy_s),
-        ]
-        sequences = [
-            SequenceReport.of(*one)
-            for one in zip(texts, prompts, generation.continuations, strict=True)
-        ]
-        return BatchReport(
-            sequences=sequences,
-            step_s=generation.step_s,
-            phases=phases,
-            counters=rows,
-            choices=self.runtime.choices(),
-            memory=self.runtime.plan.as_dict(),
-            environment=environment(self.device),
-            notes=[*self.notes, *self._lessons.notes(self.policies.prefill), *self.runtime.notes()],
-        )

@@ -67,14 +67,16 @@ class Learning:
         router: Router | None = None,
         profile: Path | None = None,
         *,
+        keeps: bool = True,
         copies_beside: bool = True,
     ) -> None:
-        """copies_beside: whether copies run beside the compute."""
+        """keeps: whether `save` writes. copies_beside: whether copies run beside the compute."""
         self.learns = mode.learns
         self._num_layers = space.num_layers
         self._router = router if mode.asks_router else None
         self._chances = Chances(space) if mode.learns else None
         self._profile = profile if mode.learns else None
+        self._keeps = keeps
         known = read_profile(self._profile) if self._profile is not None else None
         self._costs = LinkCosts(known, beside=copies_beside)
         self._saved = self._costs.as_dict()
@@ -153,6 +155,8 @@ class Learning:
 
     def save(self) -> None:
         """Keep the costs for the next run."""
+        if not self._keeps:
+            return
         costs = self._costs.as_dict()
         if self._profile is None or costs == self._saved or costs["expert_s"] is None:
             return

@@ -13,7 +13,7 @@ from typing import Any
 
 from residency.policies.step import Phase
 from residency.runtime.counters import FIELDS, LINK_SOURCES, LayerCounts
-from residency.runtime.generation import Continuation
+from residency.runtime.generation import Continuation, Generation
 from residency.runtime.learning import Chosen
 
 VERSION = 1
@@ -110,6 +110,37 @@ class BatchReport:
     memory: dict[str, int]
     environment: dict[str, str]
     notes: list[str]
+
+    @classmethod
+    def of(
+        cls,
+        texts: list[str],
+        prompts: list[list[int]],
+        generation: Generation,
+        rows: list[LayerCounts],
+        *,
+        timed_decode: bool,
+        **others: Any,
+    ) -> BatchReport:
+        """timed_decode: whether the copies of decode steps were timed by themselves.
+        others: the fields that are taken as they are.
+        """
+        decode_copy_s = generation.decode_copy_s if timed_decode else None
+        return cls(
+            sequences=[
+                SequenceReport.of(*one)
+                for one in zip(texts, prompts, generation.continuations, strict=True)
+            ],
+            step_s=generation.step_s,
+            phases=[
+                PhaseTotals.of(
+                    Phase.PREFILL, rows, generation.prefill_s, generation.prefill_copy_s
+                ),
+                PhaseTotals.of(Phase.DECODE, rows, sum(generation.step_s), decode_copy_s),
+            ],
+            counters=rows,
+            **others,
+        )
 
     @property
     def tpot_s(self) -> float | None:
