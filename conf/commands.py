@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from residency.conf.build import escaped
 from residency.conf.compose import Config, compose
 from residency.conf.options import PRESETS, option_names, suggestion
+from residency.policies.base import Conflict
 from residency.policies.errors import ConfigError, WorkloadError
 
+MEASURED = "bench"  # the workload of a measurement that names no other
 INSPECTED = ("model", "prefill")  # groups that sizes depend on: staging is the prefill's
 
 
@@ -34,13 +37,21 @@ def compose_run(overrides: list[str], prompts: list[str], files: list[str]) -> C
 
 def compose_bench(overrides: list[str]) -> Config:
     """For `bench`. Raises ConfigError for what it would make void."""
-    config = _compose("bench", "bench", overrides, [])
-    if file := getattr(config.policies.cache.config, "warm_start", ""):
-        raise ConfigError(
-            f"cache.warm_start={file}: `residency bench` empties the slots before what it times, "
-            "or fills them itself; leave it out, or take `residency run`"
-        )
+    config = _compose("bench", MEASURED, overrides, [])
+    for fault in measured_faults(config):
+        raise ConfigError(str(fault))
     return config
+
+
+def measured_faults(config: Config) -> Iterator[Conflict]:
+    """What a measurement would make void."""
+    file = getattr(config.policies.cache.config, "warm_start", "")
+    if file and config.workload.command == "bench":
+        reason = (
+            "`residency bench` empties the slots before what it times, or fills them itself; "
+            "leave it out, or take `residency run`"
+        )
+        yield Conflict((f"cache.warm_start={file}",), reason, "cache.warm_start=''")
 
 
 def compose_inspect(words: list[str]) -> Config:

@@ -80,6 +80,8 @@ class Config:
             yield from state_faults(cache, space)
         if not any(conflict.concerns(("model", "decode")) for conflict in found):
             yield from self.policies.decode.layer_faults(self.model.architecture.space.num_layers)
+        if not any(conflict.concerns(("model", "workload")) for conflict in found):
+            yield from self.workload.context_faults(self.model.context)
 
     def faults(self, *groups: str) -> Iterator[Conflict]:
         """What is wrong with the parts of these groups alone."""
@@ -104,7 +106,7 @@ def compose(
     `Config.conflicts` lists them.
     """
     with hydra():
-        tree = composed([_accepted(override) for override in _parsed(overrides)])
+        tree = composed(accepted(overrides))
         for key in tree:
             if key not in GROUPS:
                 raise ConfigError(f"{key}: there is no such config group; {_groups(key)}")
@@ -117,8 +119,17 @@ def compose(
     return Config(parts, tree)
 
 
-def _parsed(overrides: Sequence[str]) -> list[Override]:
-    parser = OverridesParser.create()
+def accepted(overrides: Sequence[str]) -> list[str]:
+    """The overrides of one combination as Hydra gets them. Raises ConfigError."""
+    return [_accepted(override) for override in parsed(overrides)]
+
+
+def parsed(overrides: Sequence[str], options: Any = None) -> list[Override]:
+    """Each override, read by Hydra's grammar. Raises ConfigError for one that cannot be read.
+
+    options: what a glob asks for the options of a group, as Hydra's config loader answers.
+    """
+    parser = OverridesParser.create(options)
     parsed = []
     for text in overrides:
         try:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, cast
 
 from hydra import compose, initialize_config_module
@@ -39,16 +41,26 @@ def hydra() -> Iterator[GlobalHydra]:
 
 def option_names(group: str) -> list[str]:
     """The options of `group`, sorted."""
+    return list(_option_names(group, tuple(search_path_override())))
+
+
+@cache
+def _option_names(group: str, search_path: tuple[str, ...]) -> tuple[str, ...]:
     with hydra() as instance:
         loader = instance.config_loader()
         names: list[str] = loader.get_group_options(
-            group, ObjectType.CONFIG, config_name=CONFIG_NAME, overrides=search_path_override()
+            group, ObjectType.CONFIG, config_name=CONFIG_NAME, overrides=list(search_path)
         )
-    return sorted(names)
+    return tuple(sorted(names))
 
 
 def option_node(group: str, name: str) -> dict[str, Any]:
     """One option's own keys and defaults, as plain Python, `_target_` included."""
+    return deepcopy(_option_node(group, name, tuple(search_path_override())))
+
+
+@cache
+def _option_node(group: str, name: str, search_path: tuple[str, ...]) -> dict[str, Any]:
     node = composed([f"{group}={name}"])[group]
     if not isinstance(node, dict):
         raise ConfigError(f"{group}={name}: its YAML file is not a mapping")
