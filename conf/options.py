@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, cast
 
 from hydra import compose, initialize_config_module
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.errors import HydraException
@@ -30,37 +31,44 @@ _one_at_a_time = threading.RLock()  # Hydra keeps its state in a process-wide si
 
 @contextmanager
 def hydra() -> Iterator[GlobalHydra]:
-    """Hydra, set up for residency's configs, to this thread alone."""
+    """Hydra, set up for residency's configs, to this thread alone.
+
+    Options are looked up once inside; the next time they may be others.
+    """
     with _one_at_a_time:
         if GlobalHydra().is_initialized():  # already inside
             yield GlobalHydra.instance()
             return
         with initialize_config_module("residency.conf", version_base="1.3"):
-            yield GlobalHydra.instance()
+            try:
+                yield GlobalHydra.instance()
+            finally:
+                _option_names.cache_clear()
+                _option_node.cache_clear()
 
 
 def option_names(group: str) -> list[str]:
     """The options of `group`, sorted."""
-    return list(_option_names(group, tuple(search_path_override())))
+    with hydra() as instance:
+        return list(_option_names(instance.config_loader(), group))
 
 
 @cache
-def _option_names(group: str, search_path: tuple[str, ...]) -> tuple[str, ...]:
-    with hydra() as instance:
-        loader = instance.config_loader()
-        names: list[str] = loader.get_group_options(
-            group, ObjectType.CONFIG, config_name=CONFIG_NAME, overrides=list(search_path)
-        )
+def _option_names(loader: ConfigLoader, group: str) -> tuple[str, ...]:
+    names: list[str] = loader.get_group_options(
+        group, ObjectType.CONFIG, config_name=CONFIG_NAME, overrides=search_path_override()
+    )
     return tuple(sorted(names))
 
 
 def option_node(group: str, name: str) -> dict[str, Any]:
     """One option's own keys and defaults, as plain Python, `_target_` included."""
-    return deepcopy(_option_node(group, name, tuple(search_path_override())))
+    with hydra():
+        return deepcopy(_option_node(group, name))
 
 
 @cache
-def _option_node(group: str, name: str, search_path: tuple[str, ...]) -> dict[str, Any]:
+def _option_node(group: str, name: str) -> dict[str, Any]:
     node = composed([f"{group}={name}"])[group]
     if not isinstance(node, dict):
         raise ConfigError(f"{group}={name}: its YAML file is not a mapping")

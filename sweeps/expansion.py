@@ -18,11 +18,10 @@ from residency.conf.compose import accepted, parsed
 from residency.conf.options import GROUPS, PRESETS, composed, option_names, suggestion
 from residency.policies.errors import ConfigError
 from residency.runtime.workloads import Measurement
+from residency.sweeps.manifest import Words
 
 MOST_POINTS = 10_000
 TARGET = "_target_"
-
-Words = tuple[str, ...]
 
 
 class Options:

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 from residency.conf import compose
 from residency.conf.commands import measured_faults
 from residency.conf.compose import Config
-from residency.conf.options import GROUPS
+from residency.conf.options import GROUPS, hydra
 from residency.policies.base import Conflict
 from residency.policies.errors import ResidencyError
-from residency.sweeps.expansion import Choices, Words, ignored, points
+from residency.sweeps.expansion import Choices, ignored, points
+from residency.sweeps.manifest import Words
 
 SHARED = ("model", "device")  # what jobs of one worker have in common
 
@@ -55,7 +56,11 @@ def grid_of(overrides: Sequence[str], told: Callable[[int, int], None] | None = 
 
     Raises ConfigError where a word is wrong in itself: an option, a key or a type.
     """
-    asked = points(overrides)
+    with hydra():  # once for all points
+        return _grid_of(points(overrides), told)
+
+
+def _grid_of(asked: Sequence[Words], told: Callable[[int, int], None] | None) -> Grid:
     choices = [Choices.of(point) for point in asked]
     found: list[Point] = []
     skipped, duplicates = [], []

@@ -25,8 +25,7 @@ from residency.conf.compose import accepted
 from residency.conf.options import CONFIG_NAME, hydra, suggestion
 from residency.conf.plugins import search_path_override
 from residency.policies.errors import ConfigError
-from residency.sweeps.expansion import Words
-from residency.sweeps.manifest import Job
+from residency.sweeps.manifest import Job, Words
 from residency.sweeps.settings import FOLDER, JOB_FOLDER, LAUNCHER, Settings, literal
 from residency.sweeps.task import Task
 

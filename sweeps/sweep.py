@@ -19,6 +19,7 @@ from residency.sweeps.grid import grid_of
 from residency.sweeps.jobs import JobFolder, State
 from residency.sweeps.locks import held_at_once
 from residency.sweeps.manifest import NAME, Job, Manifest
+from residency.sweeps.planning import manifest_of
 from residency.sweeps.progress import Progress
 from residency.sweeps.settings import BASIC, FOLDER, Settings, split
 from residency.sweeps.task import LOCK_NAME, STOP_NAME, Task, hands
@@ -60,7 +61,7 @@ class Sweep:
         grid = grid_of(rest, told)
         settings = settings.into(folder)
         folders = launching.job_folders(settings, [point.overrides for point in grid.points])
-        manifest = Manifest.of(overrides, grid, folders, routes=routes)
+        manifest = manifest_of(overrides, grid, folders, routes=routes)
         return cls(folder, manifest, settings, resumed=False)
 
     @classmethod

@@ -26,6 +26,9 @@ SURFACE = {
     "policies show": {"name", "--json"},
     "policies new": {"name", "--kind", "--folder"},
     "replay": {"words", "--out", "--force", "--json"},
+    "sweep": {
+        *("overrides", "--out", "--resume", "--strict", "--dry-run", "--no-routes", "--json"),
+    },
     "tune": {"words", "--out", "--force", "--json"},
     "trace record": {
         *("file", "overrides", "--prompt", "-p", "--prompt-file", "-f", "--force", "--json"),
@@ -74,6 +77,7 @@ def test_the_surface_is_frozen():
         (("policies", "show"), ("lrfu", "parameters", "refuses")),
         (("policies", "new"), ("NAME", "--kind", "cache=count", "pip install")),
         (("replay",), ("trace=FILE", "Belady", "curves.png", "slots", "cache.decay")),
+        (("sweep",), ("cache=lru,lrfu", "--resume", "glob", "result.json", "hydra/launcher=NAME")),
         (("tune",), ("trace=FILE", "cache.decay=0.05,0.1,0.2", "slots", "report")),
         (("trace",), ("record", "import", "info")),
         (("trace", "record"), ("FILE", "one after the other", "--force", "cache.slots=25%")),

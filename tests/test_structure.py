@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = ("cli.py", "commands", "conf", "policies", "runtime", "testing", "demo")
+SHIPPED = ("cli.py", "commands", "conf", "policies", "runtime", "sweeps", "testing", "demo")
 MODULES = sorted(
     file
     for name in SHIPPED
@@ -22,7 +22,8 @@ ALLOWED = {
     "policies": {"policies"},
     "runtime": {"policies", "runtime"},
     "conf": {"policies", "runtime", "conf"},
-    "commands": {"policies", "runtime", "conf", "commands"},
+    "sweeps": {"policies", "runtime", "conf", "sweeps"},
+    "commands": {"policies", "runtime", "conf", "sweeps", "commands"},
     "cli": {"policies", "runtime", "conf", "commands"},
     "testing": {"policies", "runtime", "testing"},
     "demo": set(),
