@@ -58,8 +58,9 @@ def sweep(
         from residency.sweeps import listing
 
         planned = _planned(overrides or [], out_dir, resume, strict, no_routes)
-        for line in listing.skipped_lines(planned):
-            err.print(line, markup=False, soft_wrap=True)
+        if not planned.resumed:
+            for line in listing.skipped_lines(planned):
+                err.print(line, markup=False, soft_wrap=True)
         _check(planned, strict)
         if dry_run:
             _show(planned, as_json)
@@ -116,8 +117,6 @@ def _show(sweep: Sweep, as_json: bool) -> None:
 def _run(sweep: Sweep) -> None:
     from residency.sweeps.launching import LaunchError
 
-    jobs = sweep.manifest.jobs
-    err.print(f"{len(jobs)} jobs in {sweep.folder}", markup=False, soft_wrap=True)
     try:
         sweep.run(err)
     except LaunchError as error:  # what it did not run is counted below

@@ -45,6 +45,8 @@ class Progress:
             transient=True,
             refresh_per_second=4,
         )
+        done = f", {self._done} of them done" if self._done else ""
+        self._console.print(Text(f"{self._total} jobs{done}, in {self._folder}"), soft_wrap=True)
         try:
             if self._console.is_terminal:
                 live.start()
