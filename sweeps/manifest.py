@@ -53,8 +53,9 @@ class Manifest:
             if (content["version"], content["kind"]) != (VERSION, KIND):
                 raise ConfigError(f"{file}: of another version than {VERSION} of a {KIND}")
             jobs = [Job(**job | {"overrides": tuple(job["overrides"])}) for job in content["jobs"]]
-            others = (tuple(content[key]) for key in ("skipped", "duplicates"))
-            return cls(tuple(content["overrides"]), tuple(jobs), *others, content["environment"])
+            skipped, duplicates = tuple(content["skipped"]), tuple(content["duplicates"])
+            asked, machine = tuple(content["overrides"]), content["environment"]
+            return cls(asked, tuple(jobs), skipped, duplicates, machine)
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = "no sweep is there" if isinstance(error, OSError) else "it cannot be read"
             raise ConfigError(

@@ -30,7 +30,7 @@ def started(*args):
     )
 
 
-def wait_for(seen, timeout_s=120):
+def wait_for(seen, timeout_s=300):
     """Until `seen()` is true; its value."""
     end = time.monotonic() + timeout_s
     while not (value := seen()):

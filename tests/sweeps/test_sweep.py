@@ -42,12 +42,14 @@ def sweep(checkpoint, tmp_path_factory, single_thread):
     """
     folder = tmp_path_factory.mktemp("sweep") / "s"
     process = started("sweep", *GRID, *tiny(checkpoint), "--out", folder)
-    wait_for(lambda: len(results(folder)) >= 2 or process.poll() is not None)
-    worker = wait_for(lambda: workers_of(process.pid))
-    assert process.poll() is None, process.communicate()
-    busy = residency("sweep", "--resume", folder)
-    process.kill()
-    process.communicate()
+    try:
+        wait_for(lambda: len(results(folder)) >= 2 or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+        worker = wait_for(lambda: workers_of(process.pid))
+        busy = residency("sweep", "--resume", folder)
+    finally:
+        process.kill()
+        process.communicate()
     wait_for(lambda: not any(alive(pid) for pid in worker), 10)
     before = marks(folder)
 
@@ -151,7 +153,7 @@ def test_ctrl_c_and_sigterm_end_a_sweep_and_name_how_to_resume(checkpoint, tmp_p
     process = started("sweep", *GRID, *tiny(checkpoint), "--out", tmp_path / "s")
     wait_for(lambda: is_held(tmp_path / "s" / "0" / "running.json"))
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert f"residency sweep --resume {tmp_path / 's'} runs the others" in err
     assert not is_held(tmp_path / "s" / "0" / "running.json")
