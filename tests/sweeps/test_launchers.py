@@ -49,7 +49,10 @@ def test_ray_on_two_workers(checkpoint, tmp_path, monkeypatch):
     )
     try:
         swept(
-            checkpoint, tmp_path / "s", "hydra/launcher=ray", "hydra.launcher.ray.remote.num_cpus=1"
+            checkpoint,
+            tmp_path / "s",
+            "hydra/launcher=ray",
+            "+hydra.launcher.ray.remote.num_cpus=1",
         )
     finally:
         ray.shutdown()
