@@ -129,11 +129,12 @@ def parsed(overrides: Sequence[str], options: Any = None) -> list[Override]:
 
     options: what a glob asks for the options of a group, as Hydra's config loader answers.
     """
-    parser = OverridesParser.create(options)
+    parser = OverridesParser.create()
     parsed = []
     for text in overrides:
         try:
             parsed.append(parser.parse_override(text))
+            parsed[-1].config_loader = options
         except HydraException as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(
