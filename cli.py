@@ -17,6 +17,7 @@ from residency.commands.panels import Panels
 from residency.commands.plan import plan
 from residency.commands.replay import replay
 from residency.commands.report import report
+from residency.commands.sweep import sweep
 from residency.commands.terminal import (
     USAGE_ERROR,
     Cfg,
@@ -51,6 +52,7 @@ app.add_typer(trace.app, name="trace")
 app.add_typer(policies.app, name="policies")
 app.command()(chat)
 app.command()(replay)
+app.command()(sweep)
 app.command()(tune)
 app.command()(report)
 app.command()(doctor)
@@ -94,6 +96,7 @@ def run(
     with user_errors():
         from residency.conf import build_engine
         from residency.conf.commands import compose_run, require_folder
+        from residency.conf.outcome import result_of, write_outcome
         from residency.conf.progress import loading_bar
         from residency.runtime.prompts import check_number
         from residency.runtime.results import ResultFolder, require_writable
@@ -122,9 +125,9 @@ def run(
         if recorder and routes:
             recorder.save(routes)
         if folder:
-            folder.write(report.as_dict(), config.yaml(), others)
+            write_outcome(config, report, folder, others)
         if as_json:
-            print(json.dumps(report.as_dict()))
+            print(json.dumps(result_of(config, report)))
             return
         print_report(out, report, texts)
         for note in report.notes:
@@ -151,8 +154,8 @@ def bench(
     with user_errors():
         from residency.conf import build_engine
         from residency.conf.commands import compose_bench
+        from residency.conf.outcome import result_of, write_outcome
         from residency.conf.progress import loading_bar
-        from residency.runtime.bench import CHART_NAME
         from residency.runtime.results import ResultFolder
 
         config = compose_bench(overrides or [], config_file)
@@ -163,11 +166,10 @@ def bench(
         folder = ResultFolder(out_dir, force) if out_dir else None
         with loading_bar(err) as progress, build_engine(config, progress) as engine:
             report = config.measurement.run(engine, lambda line: err.print(line, markup=False))
-        result = report.as_dict() | {"config": config.tree}
         if folder:
-            folder.write(result, config.yaml(), {CHART_NAME: config.measurement.chart(report)})
+            write_outcome(config, report, folder)
         if as_json:
-            print(json.dumps(result))
+            print(json.dumps(result_of(config, report)))
             return
         out.print(*config.measurement.tables(report), sep="\n")
         for note in report.notes:

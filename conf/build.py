@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
@@ -68,13 +69,17 @@ def part_class(group: str, target: object, *, custom: bool = False) -> type[Part
 
 
 def build_engine(
-    config: Config, progress: Progress | None = None, *, batch: int | None = None
+    config: Config,
+    progress: Progress | None = None,
+    *,
+    batch: int | None = None,
+    fixed_costs: Path | None = None,
 ) -> Engine:
     """Load the model that `config` names, under its policies, on its device.
 
     progress is called with (what, bytes done, bytes in all). batch: most sequences that are decoded
-    together, if not as many as the workload wants. Raises ConfigError for the first
-    conflict, and what Engine raises.
+    together, if not as many as the workload wants. fixed_costs: as Engine takes it. Raises
+    ConfigError for the first conflict, and what Engine raises.
     """
     from residency.runtime.engine import Engine
 
@@ -91,6 +96,7 @@ def build_engine(
         snapshots=config.workload.snapshots,
         routing=config.model.routing(device),
         progress=progress,
+        fixed_costs=fixed_costs,
         notes=[*config.model.notes(), *config.device.notes()],
         **config.device.engine_options(),
     )

@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from residency.conf.compose import Config, compose
 from residency.conf.options import PRESETS, option_names, suggestion
 from residency.conf.saved import read_saved
 from residency.conf.schema import escaped
+from residency.policies.base import Conflict
 from residency.policies.errors import ConfigError, WorkloadError
 
+MEASURED = "bench"  # the workload of a measurement that names no other
 INSPECTED = ("model", "prefill")  # groups that sizes depend on: staging is the prefill's
 
 
@@ -37,12 +40,9 @@ def compose_run(
 
 def compose_bench(overrides: list[str], file: Path | None = None) -> Config:
     """For `bench`. Raises ConfigError for what it would make void."""
-    config = _compose("bench", "bench", overrides, [], file)
-    if state := getattr(config.policies.cache.config, "warm_start", ""):
-        raise ConfigError(
-            f"cache.warm_start={state}: `residency bench` empties the slots before what it times, "
-            "or fills them itself; leave it out, or take `residency run`"
-        )
+    config = _compose("bench", MEASURED, overrides, [], file)
+    for fault in measured_faults(config):
+        raise ConfigError(str(fault))
     return config
 
 
@@ -54,6 +54,28 @@ def compose_with(overrides: list[str], file: Path | None) -> Config:
 def compose_chat(overrides: list[str], file: Path | None = None) -> Config:
     """For `chat`."""
     return _compose("chat", "chat", overrides, [], file)
+
+
+def measured_faults(config: Config) -> Iterator[Conflict]:
+    """What a measurement would make void."""
+    file = getattr(config.policies.cache.config, "warm_start", "")
+    if file and config.workload.command == "bench":
+        reason = (
+            "`residency bench` empties the slots before what it times, or fills them itself; "
+            "leave it out, or take `residency run`"
+        )
+        yield Conflict((f"cache.warm_start={file}",), reason, "cache.warm_start=''")
+
+
+def swept_faults(config: Config) -> Iterator[Conflict]:
+    """What a sweep would make void, or cannot run."""
+    yield from measured_faults(config)
+    if config.root.profile:
+        reason = "a sweep compares times, and a profiled run is slower"
+        yield Conflict(("profile=true",), reason, "profile=false")
+    if config.workload.interactive:
+        reason = "somebody has to talk to it"
+        yield Conflict((f"workload={config.workload.name}",), reason, "workload=conversation")
 
 
 def compose_inspect(words: list[str], file: Path | None = None) -> Config:

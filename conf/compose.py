@@ -88,6 +88,8 @@ class Config:
             yield from state_faults(cache, space)
         if not any(conflict.concerns(("model", "decode")) for conflict in found):
             yield from self.policies.decode.layer_faults(self.model.architecture.space.num_layers)
+        if not any(conflict.concerns(("model", "workload")) for conflict in found):
+            yield from self.workload.context_faults(self.model.context)
 
     def faults(self, *groups: str) -> Iterator[Conflict]:
         """What is wrong with the parts of these groups alone."""
@@ -119,15 +121,14 @@ def compose(
     if saved and texts:
         saved = saved.without("workload", "prompt", "prompts")
     with hydra():
-        parsed = _parsed(overrides)
-        accepted = [_accepted(override, saved) for override in parsed]
+        read = parsed(overrides)
         with saved.stored() if saved else nullcontext(CONFIG_NAME) as name:
-            tree = composed(accepted, name)
+            tree = composed([_accepted(override, saved) for override in read], name)
         root = build_root({key: value for key, value in tree.items() if key not in GROUPS})
         parts = {}
         for group in GROUPS:
             node = tree[group] if isinstance(tree[group], dict) else {}
-            given = _keys_given(group, parsed)
+            given = _keys_given(group, read)
             if "_target_" in given:  # another class, with its own defaults
                 node = {key: value for key, value in node.items() if key in given}
             parts[group] = part = build_part(group, node, custom=root.allow_custom)
@@ -139,12 +140,22 @@ def compose(
     return Config(parts, {key: tree[key] for key in (*GROUPS, *ROOT_KEYS)}, root)
 
 
-def _parsed(overrides: Sequence[str]) -> list[Override]:
+def accepted(overrides: Sequence[str]) -> list[str]:
+    """The overrides of one combination as Hydra gets them. Raises ConfigError."""
+    return [_accepted(override, None) for override in parsed(overrides)]
+
+
+def parsed(overrides: Sequence[str], options: Any = None) -> list[Override]:
+    """Each override, read by Hydra's grammar. Raises ConfigError for one that cannot be read.
+
+    options: what a glob asks for the options of a group, as Hydra's config loader answers.
+    """
     parser = OverridesParser.create()
     parsed = []
     for text in overrides:
         try:
             parsed.append(parser.parse_override(text))
+            parsed[-1].config_loader = options
         except HydraException as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(

@@ -6,6 +6,7 @@ measurements: one that is missing, damaged or cannot be written is none.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -23,6 +24,22 @@ def profile_path(device_name: str, what: str) -> Path:
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = re.sub(r"[^a-z0-9]+", "-", f"{device_name} {what}".lower()).strip("-")
     return root / "residency" / "costs" / f"{name}.json"
+
+
+def copied_profile(path: Path, folder: Path) -> Path:
+    """The copy of a profile in `folder`, made when it is first asked for; later changes of the
+    profile do not reach it. Where there is none, the copy is of none. Raises OutputError.
+    """
+    digest = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:8]
+    copy = folder / f"{path.stem}-{digest}.json"
+    if not copy.exists():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            content = path.read_bytes() if path.exists() else b"{}\n"
+        except OSError as error:
+            raise OutputError(f"{copy}: cannot be made ({error.strerror})") from error
+        write_whole({copy: content}, "cost profile")
+    return copy
 
 
 def read_profile(path: Path) -> dict[str, Any] | None:

@@ -53,6 +53,7 @@ class Engine:
         allow_pageable: bool = False,
         progress: Progress | None = None,
         notes: Ids[str] = (),
+        fixed_costs: Path | None = None,
     ) -> None:
         """Raises CheckpointError, ConfigError or CapacityError before any large memory is taken.
 
@@ -62,6 +63,7 @@ class Engine:
         kernels: compute experts by kernels where the device has them, else in plain torch.
         allow_pageable: run with banks that could not be pinned, more slowly and without kernels.
         notes: lines the report repeats, e.g. which device an automatic choice took.
+        fixed_costs: a folder of copied cost profiles; runtimes begin with these and keep none.
         """
         self.device = device
         self.notes = list(notes)
@@ -71,13 +73,12 @@ class Engine:
         self.snapshots = snapshots
         self.routing = routing
         self.made_up = weights.made_up
-        if batch > 1:
-            check_batched(architecture.config)
         self._dequantised_bytes = weights.dequantised_bytes
-        plan = self._plan(policies)
+        plan = self._plan(policies, batch, snapshots)
         if not weights.made_up:
             plan = plan.with_checkpoint_tables(device)
         plan.check(device)
+        self._mapped_tables = plan.mapped_tables
         self._loaded = Loaded(
             architecture,
             weights,
@@ -93,16 +94,20 @@ class Engine:
             Seam(position_of=lambda: self.runtime.position, add_experts=add_experts)
         )
         self.notes += self._loaded.notes
-        self._lessons = Lessons(self.model, architecture, device, self.made_up, routing is not None)
+        self._lessons = Lessons(
+            self.model, architecture, device, self.made_up, routing is not None, fixed_costs
+        )
         self._install(policies, plan)
 
     @property
     def policies(self) -> Policies:
         return self.runtime.policies
 
-    def _plan(self, policies: Policies) -> MemoryPlan:
+    def _plan(self, policies: Policies, batch: int, snapshots: int) -> MemoryPlan:
+        if batch > 1:
+            check_batched(self.architecture.config)
         check_profile(policies.prefill)
-        counts = self.context, self.batch, self._dequantised_bytes, self.snapshots
+        counts = self.context, batch, self._dequantised_bytes, snapshots
         return plan_memory(self.architecture, policies, *counts)
 
     def _install(self, policies: Policies, plan: MemoryPlan) -> None:
@@ -126,7 +131,9 @@ class Engine:
         warm_start(self.runtime)
 
     def _uninstall(self) -> None:
-        """Let go of the runtime and the memory of its slots."""
+        """Let go of the runtime, if there is one, and the memory of its slots."""
+        if not hasattr(self, "runtime"):
+            return
         detach(self.model, self.architecture.expert_modules)
         self._forget_rows()
         self.runtime.close()
@@ -134,6 +141,23 @@ class Engine:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def rebuild(
+        self, policies: Policies, batch: int | None = None, snapshots: int | None = None
+    ) -> None:
+        """Stand a fresh runtime over the same banks and model, as if nothing had run on them yet.
+
+        batch, snapshots: as the engine takes them; None leaves one as it is. Raises ConfigError,
+        with the old runtime in place, or CapacityError, with none: nothing but another `rebuild`
+        works then.
+        """
+        batch = self.batch if batch is None else batch
+        snapshots = self.snapshots if snapshots is None else snapshots
+        plan = replace(self._plan(policies, batch, snapshots), mapped_tables=self._mapped_tables)
+        self._uninstall()
+        plan.check(self.device, loaded=True)
+        self.batch, self.snapshots = batch, snapshots
+        self._install(policies, plan)
 
     @contextmanager
     def reconfigured(self, policies: Policies) -> Iterator[None]:
@@ -143,16 +167,13 @@ class Engine:
         when the new policies cannot be had; the old ones run on then.
         """
         old, old_plan = self.policies, self.runtime.plan
-        plan = replace(self._plan(policies), mapped_tables=old_plan.mapped_tables)
-        self._uninstall()
         try:
-            plan.check(self.device, loaded=True)
-            self._install(policies, plan)
+            self.rebuild(policies)
             yield
         finally:
-            if hasattr(self, "runtime"):
+            if not hasattr(self, "runtime") or self.runtime.plan is not old_plan:
                 self._uninstall()
-            self._install(old, old_plan)
+                self._install(old, old_plan)
 
     @property
     def sequence(self) -> Sequence | None:

@@ -67,6 +67,7 @@ class Learning:
         router: Router | None = None,
         profile: Path | None = None,
         *,
+        keeps: bool = True,
         copies_beside: bool = True,
         assumed: Costs | None = None,
     ) -> None:
@@ -78,6 +79,7 @@ class Learning:
         self._router = router if mode.asks_router else None
         self._chances = Chances(space) if mode.learns else None
         self._profile = profile if mode.learns else None
+        self._keeps = keeps
         known = read_profile(self._profile) if self._profile is not None else None
         self._costs = LinkCosts(known, beside=copies_beside, assumed=assumed)
         self._saved = self._costs.as_dict()
@@ -156,6 +158,8 @@ class Learning:
 
     def save(self) -> None:
         """Keep the costs for the next run."""
+        if not self._keeps:
+            return
         costs = self._costs.as_dict()
         if self._profile is None or costs == self._saved or costs["expert_s"] is None:
             return

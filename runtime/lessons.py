@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from residency.policies.errors import ConfigError
 from residency.policies.prefill import Costs, PrefillMode
 from residency.runtime.architecture import Architecture
-from residency.runtime.cost_profile import profile_path, read_profile
+from residency.runtime.cost_profile import copied_profile, profile_path, read_profile
 from residency.runtime.environment import environment
 from residency.runtime.guesses import RouterGuess
 from residency.runtime.layout import RowLayout
@@ -25,13 +25,16 @@ from residency.runtime.results import require_writable
 
 @dataclass(frozen=True)
 class Lessons:
-    """made_up: whether weights are. replaced: whether routes are not the model's own."""
+    """made_up: whether weights are. replaced: whether routes are not the model's own.
+    fixed_costs: a folder of copied cost profiles; all begin with these, and none is kept.
+    """
 
     model: PreTrainedModel
     architecture: Architecture
     device: torch.device
     made_up: bool
     replaced: bool
+    fixed_costs: Path | None = None
 
     @property
     def why_senseless(self) -> str | None:
@@ -47,6 +50,7 @@ class Lessons:
             mode,
             self._router(mode),
             self._profile(mode),
+            keeps=self.fixed_costs is None,
             copies_beside=self.device.type == "cuda",
             assumed=self._assumed,
         )
@@ -89,7 +93,11 @@ class Lessons:
         return RouterGuess(self.model, self.architecture.expert_modules)
 
     def _profile(self, mode: PrefillMode) -> Path:
-        """The file of measured costs."""
+        """The file of measured costs, or its copy."""
+        path = self._own_profile(mode)
+        return path if self.fixed_costs is None else copied_profile(path, self.fixed_costs)
+
+    def _own_profile(self, mode: PrefillMode) -> Path:
         if mode.profile:
             return Path(mode.profile).expanduser()
         layout = self.architecture.layout

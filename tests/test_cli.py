@@ -29,6 +29,9 @@ SURFACE = {
     "chat": {"overrides", "--system", "--cfg"},
     "replay": {"words", "--out", "--force", "--json"},
     "report": {"folders", "--against", "--out", "--force", "--json"},
+    "sweep": {
+        *("overrides", "--out", "--resume", "--strict", "--dry-run", "--no-routes", "--json"),
+    },
     "tune": {"words", "--out", "--force", "--json"},
     "doctor": {"overrides", "--quick", "--out", "--force", "--json"},
     "plan": {
@@ -83,6 +86,7 @@ def test_the_surface_is_frozen():
         (("policies", "new"), ("NAME", "--kind", "cache=count", "pip install")),
         (("chat",), ("/undo", "/retry", "--system", "ctrl-D", "questions.txt")),
         (("replay",), ("trace=FILE", "Belady", "curves.png", "slots", "cache.decay")),
+        (("sweep",), ("cache=lru,lrfu", "--resume", "glob", "result.json", "hydra/launcher=NAME")),
         (("tune",), ("trace=FILE", "cache.decay=0.05,0.1,0.2", "slots", "report")),
         (("report",), ("DIR", "--against", "index.html", "data.csv", "within noise", "--force")),
         (("doctor",), ("device=cuda", "--quick", "--out", "hold you back", "pinned")),

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = ("cli.py", "commands", "reports", "conf", "policies", "runtime", "testing", "demo")
+SHIPPED = (
+    *("cli.py", "commands", "reports", "sweeps"),
+    *("conf", "policies", "runtime", "testing", "demo"),
+)
 MODULES = sorted(
     file
     for name in SHIPPED
@@ -23,7 +26,8 @@ ALLOWED = {
     "runtime": {"policies", "runtime"},
     "conf": {"policies", "runtime", "conf"},
     "reports": {"policies", "runtime", "conf", "reports"},
-    "commands": {"policies", "runtime", "conf", "reports", "commands"},
+    "sweeps": {"policies", "runtime", "conf", "sweeps"},
+    "commands": {"policies", "runtime", "conf", "reports", "sweeps", "commands"},
     "cli": {"policies", "runtime", "conf", "commands"},
     "testing": {"policies", "runtime", "testing"},
     "demo": set(),

@@ -63,12 +63,12 @@ class Meter:
 
         Run before long prompts: decode attends over the whole capacity of the sequence.
         """
-        runs = [self._decode() for _ in range(self.plan.warmups + self.plan.repeats)]
+        runs = [self.decode_once() for _ in range(self.plan.warmups + self.plan.repeats)]
         return Samples(self.plan.decode_tokens, tuple(runs[self.plan.warmups :]), self.plan.batch)
 
     def prefills(self, told: Callable[[Samples], None]) -> Iterator[Samples]:
         """Prompts of each length, shortest first, each behind what `plan.pool` asks for."""
-        before = self.engine.runtime.forget if self.plan.pool == COLD else self._decode
+        before = self.engine.runtime.forget if self.plan.pool == COLD else self.decode_once
         for length in sorted(self.plan.lengths):
             samples = self._prefill(length, before)
             told(samples)
@@ -85,7 +85,8 @@ class Meter:
             runs.append(Sample.prefill(*timed_prefill(self.engine, self.prompt(length))))
         return Samples(length, tuple(runs[self.plan.warmups :]))
 
-    def _decode(self) -> Sample:
+    def decode_once(self) -> Sample:
+        """One decode, in the slots as they are."""
         prompts = [self.prompt(self.plan.decode_context) for _ in range(self.plan.batch)]
         new = self.plan.decode_tokens + 1  # the first is prefill's
         return Sample.decode(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from residency.policies.base import Part
+from residency.policies.base import Conflict, Part
 from residency.runtime.engine import Engine
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ class Workload(Part, ABC):
 
     group: ClassVar[str] = "workload"
     command: ClassVar[str] = "run"  # the one that runs it
+    interactive: ClassVar[bool] = False  # whether it needs somebody at a terminal
 
     @property
     def batch(self) -> int:
@@ -28,6 +29,19 @@ class Workload(Part, ABC):
     def snapshots(self) -> int:
         """Most snapshots of a conversation that it keeps, of models that need some to go back."""
         return 0
+
+    @property
+    def routes_are_recorded(self) -> bool:
+        """Whether `record` can stand for it: a trace is of one sequence at a time."""
+        return self.batch == 1
+
+    def context_faults(self, context: int) -> Iterator[Conflict]:
+        """What needs more tokens than a sequence of the model may have."""
+        return iter(())
+
+    def record(self, engine: Engine) -> None:
+        """Run what shows where its decode is routed, on an engine that records."""
+        self.run(engine)
 
     @abstractmethod
     def run(self, engine: Engine, told: Callable[[str], None] | None = None) -> Any:

@@ -13,6 +13,7 @@ from residency.runtime.engine import Engine
 from residency.runtime.workloads.base import Measurement
 from residency.runtime.workloads.checks import (
     check_context,
+    context_faults,
     length_faults,
     number_faults,
     seed_faults,
@@ -58,6 +59,9 @@ class Bench(Measurement):
             yield Conflict((f"workload.pool={config.pool}",), reason, f"workload.pool={COLD}")
         yield from seed_faults(config.seed)
 
+    def context_faults(self, context: int) -> Iterator[Conflict]:
+        yield from context_faults(self.config.lengths, self.plan.context, context)
+
     @property
     def batch(self) -> int:
         return self.config.batch
@@ -82,6 +86,12 @@ class Bench(Measurement):
 
         check_context(self.config.lengths, self.plan.context, engine.context)
         return measure(engine, self.plan, told or (lambda line: None))
+
+    def record(self, engine: Engine) -> None:
+        """The first of its decodes."""
+        from residency.runtime.bench.measure import Meter
+
+        Meter(engine, self.plan).decode_once()
 
     def tables(self, report: BenchReport) -> list[Table]:
         from residency.runtime.bench.tables import bench_tables

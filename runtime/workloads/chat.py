@@ -19,6 +19,7 @@ class Chat(Workload):
     """Answers what is typed; `residency chat` runs it."""
 
     command: ClassVar[str] = "chat"
+    interactive: ClassVar[bool] = True
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:

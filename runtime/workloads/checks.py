@@ -77,13 +77,23 @@ def mode_faults(texts: Sequence[str], modes: Iterable[PrefillMode]) -> Iterator[
                 yield Conflict(key, reason, f"prefill.{name}=...")
 
 
+def context_faults(lengths: Sequence[int], needed: int, context: int) -> Iterator[Conflict]:
+    """Runs of these lengths that need more tokens than the context has."""
+    if needed > context:
+        reason = (
+            f"the longest run needs a context of {needed} tokens and there is one of {context}; "
+            "shorten it or raise model.context"
+        )
+        usual = [length for length in lengths if length + 1 <= context] or [1]
+        yield Conflict(
+            (f"workload.lengths={_shown(lengths)}",), reason, f"workload.lengths={_shown(usual)}"
+        )
+
+
 def check_context(lengths: Sequence[int], needed: int, context: int) -> None:
     """Raises WorkloadError where runs of these lengths need more tokens than the context has."""
-    if needed > context:
-        raise WorkloadError(
-            f"workload.lengths={list(lengths)}: the longest run needs a context of {needed} tokens "
-            f"and there is one of {context}; shorten it or raise model.context"
-        )
+    for fault in context_faults(lengths, needed, context):
+        raise WorkloadError(f"{fault.keys[0]}: {fault.reason}")
 
 
 def _shown(values: Sequence[object]) -> str:

@@ -13,6 +13,7 @@ from residency.runtime.engine import Engine
 from residency.runtime.workloads.base import Measurement
 from residency.runtime.workloads.checks import (
     check_context,
+    context_faults,
     length_faults,
     list_faults,
     mode_faults,
@@ -90,6 +91,9 @@ class PrefillModes(Measurement):
         yield from number_faults(config, least)
         yield from seed_faults(config.seed)
 
+    def context_faults(self, context: int) -> Iterator[Conflict]:
+        yield from context_faults(self.config.lengths, self.contest.context, context)
+
     def _mode_faults(self) -> Iterator[Conflict]:
         config, labels = self.config, list(self.modes)
         yield from list_faults("workload.modes", config.modes, "[always_stream,demand]", "mode")
@@ -132,6 +136,14 @@ class PrefillModes(Measurement):
         contest = self.contest
         check_context(self.config.lengths, contest.context, engine.context)
         return measure_modes(engine, contest, told or (lambda line: None))
+
+    def record(self, engine: Engine) -> None:
+        """The decode that fills a warm pool."""
+        from residency.runtime.bench.measure import RandomPrompts
+
+        prompt = RandomPrompts(engine, self.config.seed).prompt(self.config.decode_context)
+        new = self.config.decode_tokens + 1  # the first is prefill's
+        engine.generate(prompt, max_new_tokens=new, ignore_eos=True)
 
     def tables(self, report: ModesReport) -> list[Table]:
         from residency.runtime.bench.modes_tables import modes_tables
