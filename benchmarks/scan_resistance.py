@@ -32,12 +32,13 @@ from transformers import AutoConfig
 from residency.conf import build_engine, compose
 from residency.policies.step import IdSpace, Phase, Step
 from residency.runtime.architecture import Architecture
+from residency.runtime.cache_sizes import capacity_for
 from residency.runtime.engine import Engine
 from residency.runtime.environment import environment
 from residency.runtime.experts import Call
 from residency.runtime.offload import OffloadRuntime
 from residency.runtime.route_tables import skewed
-from residency.runtime.sequence import Sequence, capacity_for
+from residency.runtime.sequence import Sequence
 from residency.runtime.traces import read_trace
 from residency.runtime.weights import MadeUpWeights
 

@@ -14,6 +14,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin, StaticLayer
 
 _STATE = 4  # bytes: recurrent states are float32 in every model
 _INTEGER = 8  # bytes: kept token ids and positions
+CAPACITY_STEP = 256  # tokens; few capacities, so that graphs are reused
 
 
 def cache_bytes(config: Any, num_tokens: int, element: int) -> int:
@@ -27,6 +28,11 @@ def cache_bytes(config: Any, num_tokens: int, element: int) -> int:
         if isinstance(layer, LinearAttentionCacheLayerMixin):
             total += _state_bytes(text, index, element)
     return int(total)
+
+
+def capacity_for(num_tokens: int) -> int:
+    """Places of the cache that a sequence of `num_tokens` is given."""
+    return -(-num_tokens // CAPACITY_STEP) * CAPACITY_STEP
 
 
 def _token_bytes(text: Any, layer: Any, element: int) -> int:

@@ -6,32 +6,32 @@ import gc
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 import torch
 
-from residency.policies.step import Phase
 from residency.runtime.architecture import Architecture
 from residency.runtime.batch import Batch
 from residency.runtime.batch_cache import check_batched
-from residency.runtime.environment import environment
+from residency.runtime.cache_sizes import capacity_for
 from residency.runtime.generation import Generation, decoded_texts, eos_of
 from residency.runtime.hooks import add_experts, attach, detach
 from residency.runtime.kept import Kept, check_continued
-from residency.runtime.lessons import Lessons, check_profile
+from residency.runtime.lessons import Lessons
 from residency.runtime.loaded import Loaded
 from residency.runtime.loading import Progress
-from residency.runtime.memory import MemoryPlan, plan_memory
+from residency.runtime.memory import MemoryPlan
 from residency.runtime.offload import OffloadRuntime, Policies
+from residency.runtime.planner import Planner
 from residency.runtime.prompts import PromptReader, check_number
 from residency.runtime.recorder import RouteRecorder
 from residency.runtime.replacements.seam import Seam
-from residency.runtime.report import BatchReport, PhaseTotals, Report, SequenceReport
+from residency.runtime.report import BatchReport, Report
+from residency.runtime.resizing import resize
 from residency.runtime.routing import Routing
 from residency.runtime.sampling import Sampler, Sampling
-from residency.runtime.sequence import Rows, Sequence, capacity_for
+from residency.runtime.sequence import Rows, Sequence
 from residency.runtime.state_file import save_state, warm_start
 from residency.runtime.weights import Weights
 
@@ -72,10 +72,8 @@ class Engine:
         self.made_up = weights.made_up
         if batch > 1:
             check_batched(architecture.config)
-        self._dequantised_bytes = weights.dequantised_bytes
-        plan = self._plan(policies)
-        if not weights.made_up:
-            plan = plan.with_checkpoint_tables(device)
+        self._planner = Planner(architecture, weights, device, self.context, batch)
+        asked, (policies, plan) = policies, self._planner.fitted(policies)
         plan.check(device)
         self._loaded = Loaded(
             architecture,
@@ -93,20 +91,19 @@ class Engine:
         )
         self.notes += self._loaded.notes
         self._lessons = Lessons(self.model, architecture, device, self.made_up, routing is not None)
-        self._install(policies, plan)
+        self._planner.settle(plan)
+        self._install(policies, plan, self._planner.notes(asked, plan))
 
     @property
     def policies(self) -> Policies:
         return self.runtime.policies
 
-    def _plan(self, policies: Policies) -> MemoryPlan:
-        check_profile(policies.prefill)
-        return plan_memory(
-            self.architecture, policies, self.context, self.batch, self._dequantised_bytes
-        )
+    def _install(self, policies: Policies, plan: MemoryPlan, sizing: Ids[str] = ()) -> None:
+        """Stand a runtime under these policies behind the model's experts.
 
-    def _install(self, policies: Policies, plan: MemoryPlan) -> None:
-        """Stand a runtime under these policies behind the model's experts."""
+        sizing: lines for a report, on the number of slots.
+        """
+        self._sizing = sizing
         self._sequence: Sequence | None = None
         self._batch: Batch | None = None
         self.runtime = OffloadRuntime(
@@ -141,17 +138,29 @@ class Engine:
         Slots and policies' memories start empty both times. Raises ConfigError or CapacityError
         when the new policies cannot be had; the old ones run on then.
         """
-        old, old_plan = self.policies, self.runtime.plan
-        plan = replace(self._plan(policies), mapped_tables=old_plan.mapped_tables)
+        old = self.policies, self.runtime.plan, self._sizing
+        self._planner.plan(policies)  # refuses what no memory could mend
         self._uninstall()
         try:
+            asked, (policies, plan) = policies, self._planner.fitted(policies)
             plan.check(self.device, loaded=True)
-            self._install(policies, plan)
+            self._install(policies, plan, self._planner.notes(asked, plan))
             yield
         finally:
             if hasattr(self, "runtime"):
                 self._uninstall()
-            self._install(old, old_plan)
+            self._install(*old)
+
+    def resize(self, slots: int | str) -> None:
+        """Another number of slots, as `cache.slots` says it, without loading anything anew.
+
+        The policy's history, its highest-ranking residents, as many as fit, what the last
+        generation left to continue and all counts stay; graphs are captured anew. Raises
+        ConfigError for a number that the model or the policy cannot use, CapacityError where memory
+        does not suffice; all is as before then.
+        """
+        rows = [each for each in (self._sequence, self._batch) if each is not None]
+        self._sizing = resize(self.runtime, self._planner, rows, slots) or self._sizing
 
     def keep(self) -> Kept:
         """What may be continued now, to be put back later. Raises WorkloadError for nothing."""
@@ -257,7 +266,8 @@ class Engine:
         )
         texts = decoded_texts(self.tokenizer, generation.tokens(ids, limits), len(ids), on_text)
         self.runtime.check()
-        return self._report(texts, ids, generation)
+        notes = [*self.notes, *self._sizing, *self._lessons.notes(self.policies.prefill)]
+        return BatchReport.of(self.runtime, generation, ids, texts, notes)
 
     def _rows_for(self, num_tokens: int, num_sequences: int) -> Rows:
         """Room for sequences; the last ones', and their captured graphs, if it is large enough."""
@@ -272,28 +282,3 @@ class Engine:
 
     def _forget_rows(self) -> None:
         self._sequence = self._batch = None
-
-    def _report(
-        self, texts: list[str], prompts: list[list[int]], generation: Generation
-    ) -> BatchReport:
-        rows = self.runtime.counters.rows()
-        untimed = self.runtime.decode_is_fused  # its kernels copy, not the copy lane
-        decode_copy_s = None if untimed else generation.decode_copy_s
-        phases = [
-            PhaseTotals.of(Phase.PREFILL, rows, generation.prefill_s, generation.prefill_copy_s),
-            PhaseTotals.of(Phase.DECODE, rows, sum(generation.step_s), decode_copy_s),
-        ]
-        sequences = [
-            SequenceReport.of(*one)
-            for one in zip(texts, prompts, generation.continuations, strict=True)
-        ]
-        return BatchReport(
-            sequences=sequences,
-            step_s=generation.step_s,
-            phases=phases,
-            counters=rows,
-            choices=self.runtime.choices(),
-            memory=self.runtime.plan.as_dict(),
-            environment=environment(self.device),
-            notes=[*self.notes, *self._lessons.notes(self.policies.prefill), *self.runtime.notes()],
-        )

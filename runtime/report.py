@@ -9,12 +9,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from residency.policies.step import Phase
 from residency.runtime.counters import FIELDS, LINK_SOURCES, LayerCounts
-from residency.runtime.generation import Continuation
+from residency.runtime.environment import environment
+from residency.runtime.generation import Continuation, Generation
 from residency.runtime.learning import Chosen
+
+if TYPE_CHECKING:
+    from residency.runtime.offload import OffloadRuntime
 
 VERSION = 1
 _MEASURED = ("step_s", "phases", "counters", "choices")
@@ -110,6 +114,34 @@ class BatchReport:
     memory: dict[str, int]
     environment: dict[str, str]
     notes: list[str]
+
+    @classmethod
+    def of(
+        cls,
+        runtime: OffloadRuntime,
+        generation: Generation,
+        prompts: list[list[int]],
+        texts: list[str],
+        notes: list[str],
+    ) -> BatchReport:
+        """Of a generation that has ended, and all that the runtime counted meanwhile."""
+        rows, prefill_s = runtime.counters.rows(), generation.prefill_s
+        untimed = runtime.decode_is_fused  # its kernels copy, not the copy lane
+        decode_copy_s = None if untimed else generation.decode_copy_s
+        each = zip(texts, prompts, generation.continuations, strict=True)
+        return cls(
+            sequences=[SequenceReport.of(*one) for one in each],
+            step_s=generation.step_s,
+            phases=[
+                PhaseTotals.of(Phase.PREFILL, rows, prefill_s, generation.prefill_copy_s),
+                PhaseTotals.of(Phase.DECODE, rows, sum(generation.step_s), decode_copy_s),
+            ],
+            counters=rows,
+            choices=runtime.choices(),
+            memory=runtime.plan.as_dict(),
+            environment=environment(runtime.device),
+            notes=[*notes, *runtime.notes()],
+        )
 
     @property
     def tpot_s(self) -> float | None:

@@ -10,7 +10,7 @@ Legend: T tokens of a chunk, B sequences of a decode step, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -19,8 +19,6 @@ from transformers import PreTrainedModel, StaticCache
 from residency.policies.errors import PolicyError
 from residency.policies.step import Phase
 from residency.runtime.offload import OffloadRuntime
-
-CAPACITY_STEP = 256  # few capacities, so that graphs are reused
 
 
 class Rows(Protocol):
@@ -116,6 +114,15 @@ class Sequence:
         self.held = 0  # tokens that a prompt may follow on; 0 while a generation runs
         self._step = DecodeStep(runtime, self._forward)
 
+    def renew(self) -> None:
+        """Capture the decode step anew: slots have moved. What is held stays."""
+        self._step = DecodeStep(self.runtime, self._forward)
+
+    @property
+    def num_bytes(self) -> int:
+        """What its cache has taken."""
+        return sum(tensor.nbytes for layer in self.cache.layers for tensor in _tensors(vars(layer)))
+
     @property
     def _graph(self) -> torch.cuda.CUDAGraph | None:
         return self._step.graph
@@ -154,5 +161,10 @@ class Sequence:
         return logits_1V
 
 
-def capacity_for(num_tokens: int) -> int:
-    return -(-num_tokens // CAPACITY_STEP) * CAPACITY_STEP
+def _tensors(state: dict[Any, Any]) -> Iterator[torch.Tensor]:
+    """Those of a cache's layer, and of the tables in it."""
+    for value in state.values():
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from _tensors(value)

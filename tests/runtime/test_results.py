@@ -38,7 +38,8 @@ PHASE = COUNTS | {"seconds", "link_seconds", "link_share", "hit_rate"}
 MEMORY = {
     *("num_slots", "group_size", "ring", "staging_rows", "row_bytes", "bank_bytes"),
     *("weight_bytes", "dequantised_bytes", "kv_bytes", "workspace_bytes", "device_bytes"),
-    *("table_bytes", "mapped_tables", "batch"),
+    *("table_bytes", "mapped_tables", "batch", "policy_bytes", "graph_bytes", "reserve_bytes"),
+    *("pinned", "pinned_bytes"),
 }
 SOURCES = {"stream", "fetch", "d2d", "table", "activations"}
 ENVIRONMENT = {
