@@ -24,7 +24,9 @@ MEMORY = (MemoryError, RuntimeError)  # torch's allocators raise both
 class Rows(Protocol):
     """Sequences whose decode steps work on the slots."""
 
-    num_bytes: int
+    @property
+    def num_bytes(self) -> int:
+        """What their caches have taken."""
 
     def renew(self) -> None:
         """Capture the steps anew; what the sequences hold stays."""

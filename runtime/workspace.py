@@ -61,12 +61,12 @@ class Workspace:
         widths = [places] + ([window + tokens] if "sliding_attention" in kinds else [])
         if hasattr(text, "indexer_budget"):  # a choice of places, and both as one
             widths += [places, places]
-        return sum(tokens * width for width in widths) * (self.element if self.written_out else 1)
+        return int(tokens * sum(widths) * (self.element if self.written_out else 1))
 
     def _attention(self, text: Any, tokens: int, places: int) -> int:
         """Projections, keys and values of all heads, scores where they lie in memory."""
         heads, element = text.num_attention_heads, self.element
-        groups = heads // (getattr(text, "num_key_value_heads", None) or heads)
+        groups: int = heads // (getattr(text, "num_key_value_heads", None) or heads)
         if getattr(text, "kv_lora_rank", None):
             key, value = text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim
             inner = text.qk_nope_head_dim + value
@@ -82,10 +82,9 @@ class Workspace:
         per_token = heads * (3 * key + value) + 2 * heads * (key + value) // groups
         own = tokens * per_token * element + widened
         if self.written_out:
-            return own + heads * tokens * (places + 1) * (2 * element + _FLOAT)
-        if whole:
-            return own + heads * tokens * places * 2 * _FLOAT + tokens * places * element
-        return own + tokens * places * element  # the mask as it is added
+            return int(own + heads * tokens * (places + 1) * (2 * element + _FLOAT))
+        own += tokens * places * element  # the mask as it is added
+        return int(own + (heads * tokens * places * 2 * _FLOAT if whole else 0))
 
     def _recurrence(self, text: Any, tokens: int) -> int:
         """The gated delta rule over chunks of tokens, in float32, and its projections."""
