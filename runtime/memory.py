@@ -119,9 +119,16 @@ class MemoryPlan:
             yield "host", host, room.host
             yield "device", on_device, room.device
 
-    def shortage(self, where: str, needed: int, free: int, slots: str = "cache.slots, ") -> str:
-        """One line on memory that does not suffice. slots: the key, where it can be lowered."""
-        lower = f"lower {slots}prefill.chunk_tokens, prefill.ring or model.context"
+    def shortage(self, where: str, needed: int, free: int) -> str:
+        """One line on memory that does not suffice; the key that may give most comes first."""
+        sizes = {
+            "cache.slots": self.pool_bytes,
+            "prefill.chunk_tokens": self.workspace_bytes,
+            "prefill.ring": self.staging_bytes,
+            "model.context": self.kv_bytes,
+        }
+        *keys, last = sorted(sizes, key=lambda key: -sizes[key])
+        lower = f"lower {', '.join(keys)} or {last}"
         lower += ", or decode fewer sequences at once" if self.batch > 1 else ""
         lower += ", or choose a smaller model" if where == "host" else ""
         return (
@@ -172,7 +179,8 @@ def memory_plan(
     """
     space, element = architecture.space, architecture.dtype.itemsize
     steps, on_gpu = architecture.workspace, device.type == "cuda"
-    decode_bytes = steps.num_bytes(1, context, rows=batch)
+    decode_bytes = steps.num_bytes(1, context, batch, on_gpu=on_gpu)
+    chunk_bytes = steps.num_bytes(min(chunk_tokens, context), context, on_gpu=on_gpu)
     row_bytes, group_size = architecture.layout.row_bytes, -(-space.num_experts // groups)
     return MemoryPlan(
         num_slots=num_slots,
@@ -185,7 +193,7 @@ def memory_plan(
         weight_bytes=architecture.num_other_parameters * element,
         dequantised_bytes=dequantised_bytes,
         kv_bytes=architecture.cache_bytes(capacity_for(context)) * (1 if batch == 1 else batch + 1),
-        workspace_bytes=max(steps.num_bytes(min(chunk_tokens, context), context), decode_bytes),
+        workspace_bytes=max(chunk_bytes, decode_bytes),
         batch=batch,
         table_bytes=sum(table.num_elements for table in architecture.tables) * element,
         policy_bytes=_policy_bytes(space, num_slots, state_bytes),

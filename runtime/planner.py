@@ -115,5 +115,5 @@ class Planner:
                 raise CapacityError(
                     f"cache.slots=auto: not even the {least.num_slots} slots that a decode step "
                     f"needs fit{left if room.device is None else ''}: "
-                    f"{least.shortage(where, needed, free, slots='')}"
+                    f"{least.shortage(where, needed, free)}"
                 )

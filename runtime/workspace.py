@@ -15,12 +15,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from residency.policies.step import IdSpace
 from residency.runtime.cache_sizes import capacity_for
 
 _FLOAT = 4  # bytes: softmax and recurrences are computed in float32
 _WIDE = 8  # bytes: ids, and complex rotations
 _DELTA_CHUNK = 64  # tokens that the delta rule works on at once
+_QUERIES = ((768, 256), (192, 64), (0, 32))  # torch's blocks of queries, from so many tokens up
+_KEYS = 512  # torch's blocks of keys
 _PIECE = 32 << 10  # bytes: what is small and grows with nothing, as routes of a few tokens
 
 
@@ -37,12 +41,17 @@ class Workspace:
     shapes: Mapping[str, tuple[int, ...]]
     written_out: bool
 
-    def num_bytes(self, num_tokens: int, context: int, rows: int = 1) -> int:
-        """Of a step over `num_tokens` in each of `rows` sequences of up to `context` tokens."""
+    def num_bytes(
+        self, num_tokens: int, context: int, rows: int = 1, *, on_gpu: bool = False
+    ) -> int:
+        """Of a step over `num_tokens` in each of `rows` sequences of up to `context` tokens.
+
+        on_gpu: where torch has attention for heads of two widths, and no copies for its products.
+        """
         text, places = self.config.get_text_config(decoder=True), capacity_for(context)
         tokens = num_tokens * rows
         parts = [
-            self._attention(text, num_tokens, places) * rows,
+            self._attention(text, num_tokens, places, on_gpu) * rows,
             self._recurrence(text, tokens) if _is_linear(text) else 0,
             self._experts(text, tokens),
             self._dense(text, tokens),
@@ -63,28 +72,41 @@ class Workspace:
             widths += [places, places]
         return int(tokens * sum(widths) * (self.element if self.written_out else 1))
 
-    def _attention(self, text: Any, tokens: int, places: int) -> int:
+    def _attention(self, text: Any, tokens: int, places: int, on_gpu: bool) -> int:
         """Projections, keys and values of all heads, scores where they lie in memory."""
         heads, element = text.num_attention_heads, self.element
         groups: int = heads // (getattr(text, "num_key_value_heads", None) or heads)
-        if getattr(text, "kv_lora_rank", None):
+        latent = getattr(text, "kv_lora_rank", None)
+        if latent:
             key, value = text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim
-            inner = text.qk_nope_head_dim + value
-            widened = places * heads * (inner + 2 * key) * element
-            widened += places * text.kv_lora_rank * element
-            whole = key != value  # no kernel of the CPU takes heads of two widths
+            kept = places * (heads * (text.qk_nope_head_dim + value + key) + latent) * element
         else:
             key = value = _head_dim(text)
-            widened = places * heads * 2 * key * element if groups > 1 else 0
-            whole = False
+            # One token's queries are grouped by their keys instead; the eager form does not.
+            repeated = groups > 1 and (tokens > 1 or self.written_out)
+            kept = places * heads * 2 * key * element if repeated else 0
         if hasattr(text, "indexer_head_dim"):  # keys of all places, gathered and pooled
-            widened += places * text.indexer_head_dim * (2 * element + _FLOAT)
+            kept += places * text.indexer_head_dim * (2 * element + _FLOAT)
         per_token = heads * (3 * key + value) + 2 * heads * (key + value) // groups
-        own = tokens * per_token * element + widened
+        own = kept + tokens * per_token * element
         if self.written_out:
-            return int(own + heads * tokens * (places + 1) * (2 * element + _FLOAT))
-        own += tokens * places * element  # the mask as it is added
-        return int(own + (heads * tokens * places * 2 * _FLOAT if whole else 0))
+            copied = places * heads * key * element
+            return int(own + copied + heads * tokens * (places + 1) * (2 * element + _FLOAT))
+        if key == value or on_gpu:
+            own += tokens * places * element  # the mask as it is added
+            return int(own + (0 if on_gpu else self._blocks(heads, key, tokens, places)))
+        scores = 2 * heads * tokens * places + tokens * places  # and the mask
+        copied = heads * (places + tokens) * (2 * key + value)
+        return int(own + (scores + copied) * _FLOAT)
+
+    def _blocks(self, heads: int, width: int, tokens: int, places: int) -> int:
+        """The CPU's fused attention: blocks of scores for each thread; keys and values packed for
+        products of short numbers.
+        """
+        block = next(size for least, size in _QUERIES if tokens >= least)
+        short = self.element if self.element < _FLOAT else 0
+        each = min(block, tokens) * (min(_KEYS, places) + width + 2) * (_FLOAT + short)
+        return torch.get_num_threads() * each + places * heads * 2 * width * short
 
     def _recurrence(self, text: Any, tokens: int) -> int:
         """The gated delta rule over chunks of tokens, in float32, and its projections."""

@@ -10,9 +10,18 @@ TOKENS, CONTEXT = 64, 512
 SLACK = 1.5
 
 
-@pytest.mark.parametrize("model_type", architectures.CONFIGS)
-def test_a_chunk_takes_no_more_than_was_planned_and_not_much_less(tiny_checkpoint, model_type):
-    keys = (f"model.context={CONTEXT}", f"prefill.chunk_tokens={TOKENS}", "cache.slots=50%")
+CASES = [
+    *((model_type, "float32") for model_type in architectures.CONFIGS),
+    *((model_type, "bfloat16") for model_type in ("qwen3_moe", "gpt_oss", "deepseek_v2")),
+]
+
+
+@pytest.mark.parametrize(("model_type", "dtype"), CASES)
+def test_a_chunk_takes_no_more_than_was_planned_and_not_much_less(
+    tiny_checkpoint, model_type, dtype
+):
+    sizes = (f"model.context={CONTEXT}", f"prefill.chunk_tokens={TOKENS}")
+    keys = (*sizes, "cache.slots=50%", f"model.dtype={dtype}")
     with tiny_engine(tiny_checkpoint(model_type), *keys) as engine:
         chunk_bytes, step_bytes = measured(engine, TOKENS, CONTEXT)
         planned = engine.runtime.plan.workspace_bytes
@@ -27,7 +36,6 @@ def test_a_chunk_takes_no_more_than_was_planned_and_not_much_less(tiny_checkpoin
         (dict(moe_intermediate_size=512), 256, 256),  # one expert's products
         (dict(intermediate_size=2048), 64, 256),  # a dense layer
         (dict(num_attention_heads=16, num_key_value_heads=2), 16, 512),  # keys of all heads
-        (dict(hidden_size=512), 256, 256),  # residuals
     ],
     ids=str,
 )
