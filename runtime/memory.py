@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 CPU = torch.device("cpu")
 # Of a GPU: what libraries take when they are first used (their workspaces, one for each stream, and
-# the kernels' code), what the driver notes for each node of a captured graph, and what the
-# allocator's blocks leave unused. None of it can be computed; half a GiB is stated instead. The
-# context itself is there before free memory is asked for.
+# the kernels' code), what the driver notes for each node of a captured graph, the buffers of short
+# chunks' graphs, and what the allocator's blocks leave unused. Little of it can be computed; half a
+# GiB is stated instead. The context itself is there before free memory is asked for.
 RESERVE_BYTES = GIB // 2
 
 

@@ -177,7 +177,7 @@ class OffloadRuntime:
 
         Raises ConfigError for a mode that cuts chunks or staging otherwise than the runtime's own.
         """
-        own, executor = self.policies, self._prefill
+        own = self.policies
         for key in (field.name for field in fields(PrefillMode.Config)):
             theirs, ours = getattr(mode.config, key), getattr(own.prefill.config, key)
             if theirs != ours:
@@ -189,7 +189,9 @@ class OffloadRuntime:
         try:
             yield
         finally:
-            self.policies, self._prefill = own, executor
+            # As they are now: the slots may have been resized.
+            self.policies = replace(self.policies, prefill=own.prefill)
+            self._prefill = self._executor(own.prefill)
 
     @contextmanager
     def step(self, phase: Phase, num_tokens: int, behind: int = 0) -> Iterator[None]:

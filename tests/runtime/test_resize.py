@@ -162,6 +162,18 @@ def test_a_batch_is_decoded_in_the_new_slots(checkpoint):
         assert tokens[0] == tokens[1]
 
 
+def test_under_another_prefill_mode_for_a_while(engine_of, resident):
+    engine = engine_of("cache=lrfu")
+    engine.resize(6)
+    with engine.runtime.prefilling(compose(["prefill=hit_d2d"]).policies.prefill):
+        engine.resize(15)
+        assert torch.equal(logits_of(engine, TURNS[0]), resident[0])
+    assert engine.policies.prefill.name != "hit_d2d"
+    assert engine.runtime.plan.num_slots == engine.policies.cache.num_slots(SPACE) == 15
+    assert torch.equal(logits_of(engine, TURNS[1], continued=True), resident[1])
+    engine.runtime.check()
+
+
 # What cannot be had is refused, and nothing has changed.
 
 
