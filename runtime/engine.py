@@ -267,7 +267,8 @@ class Engine:
         texts = decoded_texts(self.tokenizer, generation.tokens(ids, limits), len(ids), on_text)
         self.runtime.check()
         notes = [*self.notes, *self._sizing, *self._lessons.notes(self.policies.prefill)]
-        return BatchReport.of(self.runtime, generation, ids, texts, notes)
+        notes += self.runtime.notes()
+        return BatchReport.of(self.runtime, generation, texts, ids, notes)
 
     def _rows_for(self, num_tokens: int, num_sequences: int) -> Rows:
         """Room for sequences; the last ones', and their captured graphs, if it is large enough."""

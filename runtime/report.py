@@ -120,12 +120,12 @@ class BatchReport:
         cls,
         runtime: OffloadRuntime,
         generation: Generation,
-        prompts: list[list[int]],
         texts: list[str],
+        prompts: list[list[int]],
         notes: list[str],
     ) -> BatchReport:
-        """Of a generation that has ended, and all that the runtime counted meanwhile."""
-        rows, prefill_s = runtime.counters.rows(), generation.prefill_s
+        """Of the generation that has just ended on `runtime`."""
+        rows = runtime.counters.rows()
         untimed = runtime.decode_is_fused  # its kernels copy, not the copy lane
         decode_copy_s = None if untimed else generation.decode_copy_s
         each = zip(texts, prompts, generation.continuations, strict=True)
@@ -133,14 +133,16 @@ class BatchReport:
             sequences=[SequenceReport.of(*one) for one in each],
             step_s=generation.step_s,
             phases=[
-                PhaseTotals.of(Phase.PREFILL, rows, prefill_s, generation.prefill_copy_s),
+                PhaseTotals.of(
+                    Phase.PREFILL, rows, generation.prefill_s, generation.prefill_copy_s
+                ),
                 PhaseTotals.of(Phase.DECODE, rows, sum(generation.step_s), decode_copy_s),
             ],
             counters=rows,
             choices=runtime.choices(),
             memory=runtime.plan.as_dict(),
-            environment=environment(runtime.device),
-            notes=[*notes, *runtime.notes()],
+            environment=environment(runtime.lanes.device),
+            notes=notes,
         )
 
     @property
