@@ -12,9 +12,9 @@ from typing import Any
 from transformers import StaticCache
 from transformers.cache_utils import LinearAttentionCacheLayerMixin, StaticLayer
 
+CAPACITY_STEP = 256  # few capacities, so that graphs are reused
 _STATE = 4  # bytes: recurrent states are float32 in every model
 _INTEGER = 8  # bytes: kept token ids and positions
-CAPACITY_STEP = 256  # tokens; few capacities, so that graphs are reused
 
 
 def cache_bytes(config: Any, num_tokens: int, element: int) -> int:
@@ -31,7 +31,7 @@ def cache_bytes(config: Any, num_tokens: int, element: int) -> int:
 
 
 def capacity_for(num_tokens: int) -> int:
-    """Places of the cache that a sequence of `num_tokens` is given."""
+    """Tokens that a sequence has room for where so many are asked for."""
     return -(-num_tokens // CAPACITY_STEP) * CAPACITY_STEP
 
 

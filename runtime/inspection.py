@@ -10,10 +10,11 @@ import torch
 
 from residency.policies.prefill import PrefillMode
 from residency.runtime.architecture import Architecture
-from residency.runtime.memory import GIB, memory_plan
+from residency.runtime.memory import GIB, RESERVE_BYTES, memory_plan
 from residency.runtime.models import Model
 
 DEVICE_SIZES = (8, 12, 16, 24, 32, 48, 80)  # GiB
+RESERVED_BYTES = RESERVE_BYTES  # of a device
 USUAL_CONTEXT = 8192
 
 

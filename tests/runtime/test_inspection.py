@@ -10,7 +10,7 @@ from conftest import tiny_engine, write_checkpoint
 from quantised import SINGLE, write_pair
 
 from residency.runtime.checkpoint import LENGTH_BYTES
-from residency.runtime.memory import RESERVE_BYTES
+from residency.runtime.inspection import RESERVED_BYTES
 
 GIB = 1 << 30
 WIDE = {"COLUMNS": "200"}
@@ -83,7 +83,7 @@ def test_a_pool_is_what_is_left_of_the_memory():
     sizes = inspected("qwen3_30b_a3b", "model.context=4096")
     own = ("weight", "staging", "kv", "workspace", "graph", "policy")
     fixed = sum(sizes[f"{key}_bytes"] for key in own)
-    assert sizes["fixed_bytes"] == fixed + RESERVE_BYTES
+    assert sizes["fixed_bytes"] == fixed + RESERVED_BYTES
     assert [pool["memory_bytes"] // GIB for pool in sizes["pools"][:7]] == [
         *(8, 12, 16, 24, 32, 48, 80)
     ]
