@@ -82,7 +82,9 @@ class Config:
             policies, space = self.policies, self.model.architecture.space
             prefill = policies.prefill.config
             cache, batch = policies.cache, self.workload.batch
-            slots, shares = cache.num_slots(space), cache.num_shares(space)
+            # As many as memory affords are judged when that is known.
+            slots = 0 if cache.fills_memory else cache.num_slots(space)
+            shares = cache.num_shares(space)
             yield from row_faults(space, slots, prefill.groups, batch, shares)
             yield from cache.shape_faults(space)
             yield from state_faults(cache, space)

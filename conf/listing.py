@@ -76,6 +76,8 @@ def _pools_table(model: Inspection) -> Table:
         "staging": model.staging_bytes,
         f"KV of {model.context:,} tokens": model.kv_bytes,
         "workspace": model.workspace_bytes,
+        "graphs": model.graph_bytes,
+        "maps of slots": model.policy_bytes,
         "reserve": model.reserved_bytes,
     }
     table = Table(

@@ -155,11 +155,17 @@ class Planner:
                 prefill.ring if self._asks("prefill.ring") else None,
                 prefill.chunk_tokens if self._asks("prefill.chunk_tokens") else None,
             ),
-            slots=cache.num_slots(space) if keeps and self._asks("cache.slots") else None,
+            slots=cache.num_slots(space) if keeps and self._asks_slots(config) else None,
             needs_slots=keeps,
             shares=cache.num_shares(space),
             batch=config.workload.batch,
+            snapshots=config.workload.snapshots,
+            state_bytes=cache.state_bytes(space),
         )
+
+    def _asks_slots(self, config: Config) -> bool:
+        """For a number of them; auto leaves it to the plan."""
+        return self._asks("cache.slots") and not config.policies.cache.fills_memory
 
     def _final(self, candidate: Candidate) -> Config:
         """With the sizes that fit."""
@@ -170,7 +176,7 @@ class Planner:
             "prefill.ring": fitted.ring,
             "prefill.chunk_tokens": fitted.chunk_tokens,
         }
-        if _keeps(candidate.config) and not self._asks("cache.slots"):
+        if _keeps(candidate.config) and not self._asks_slots(candidate.config):
             sizes["cache.slots"] = fitted.memory.num_slots
         final = compose([*candidate.overrides, *(f"{k}={v}" for k, v in sizes.items())])
         _refuse(self._faults(final))
@@ -205,7 +211,7 @@ class Planner:
         if _keeps(config):
             most = "most that fit beside the rest"
             every = "every expert fits" if self._share(fitted) == 1 else most
-            reason = given if self._asks("cache.slots") else every
+            reason = given if self._asks_slots(config) else every
             found.append((f"cache.slots={memory.num_slots}", reason))
         decode = given if self._asks("decode") else _why(times, at, self.on_gpu)
         found.append((f"decode={policies.decode.name}", decode))

@@ -17,7 +17,7 @@ from residency.runtime.forecast.constants import Constants
 from residency.runtime.forecast.decode import Unknown
 from residency.runtime.forecast.machine_constants import machine_constants
 from residency.runtime.forecast.measured import bench_constants, read_bench
-from residency.runtime.machine.facts import usable_host_bytes
+from residency.runtime.free_memory import free_host_bytes
 from residency.runtime.machine.profile import (
     MachineProfile,
     machine_path,
@@ -58,7 +58,7 @@ class Resources:
         return self.asked.gpu_memory is not None or torch.cuda.is_available()
 
     def _budget(self) -> Budget:
-        host, told_host = usable_host_bytes(), "free here"
+        host, told_host = free_host_bytes(), "free here"
         if self.asked.host_memory is not None:
             host, told_host = parse_size(self.asked.host_memory, "--host-memory"), "given"
         told = f"host memory {host / GIB:.1f} GiB ({told_host})"

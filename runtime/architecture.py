@@ -25,6 +25,7 @@ from residency.runtime.formats import ExpertFormat, detect
 from residency.runtime.host_tables import TableShape, tables_of
 from residency.runtime.layout import RowLayout
 from residency.runtime.names import Names
+from residency.runtime.workspace import Workspace
 
 CONFIG_NAME = "config.json"
 MODELOPT_NAME = "hf_quant_config.json"  # where ModelOpt says it, beside or instead of config.json
@@ -162,14 +163,12 @@ class Architecture:
         """Of a snapshot of such a sequence; 0 where going back needs none."""
         return snapshot_bytes(self.config, num_tokens, self.dtype.itemsize)
 
-    def workspace_elements(self, num_tokens: int) -> int:
-        """Elements of a chunk's largest activations: each token's top-k results and residuals,
-        and the attention mask and logits beside them.
-        """
-        config = self.config.get_text_config()
-        streams = getattr(config, "hc_count", 1)  # residual streams side by side
-        per_token = config.hidden_size * (2 * self.space.top_k + 8 * streams)
-        return int(num_tokens * per_token + config.vocab_size)
+    @cached_property
+    def workspace(self) -> Workspace:
+        """What steps take beside all that stays."""
+        written_out = self.skeleton.config._attn_implementation == "eager"
+        element = self.dtype.itemsize
+        return Workspace(self.config, self.space, element, self.expert_shapes, written_out)
 
     @cached_property
     def names(self) -> Names:

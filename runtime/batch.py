@@ -40,6 +40,16 @@ class Batch:
             self._cache = BatchCache.like(self.sequence.cache, self.num_rows)
         return self._cache
 
+    def renew(self) -> None:
+        """Capture the decode steps anew: slots have moved. What rows hold stays."""
+        self.steps, self._pool = {}, None
+
+    @property
+    def num_bytes(self) -> int:
+        """What the rows' cache has taken."""
+        layers = [] if self._cache is None else self._cache.layers
+        return sum(tensor.nbytes for layer in layers for tensor in layer.tensors())
+
     def clear(self) -> None:
         """No row is taken any more."""
         self.num_taken = 0

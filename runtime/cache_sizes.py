@@ -17,7 +17,6 @@ from transformers.cache_utils import (
 )
 
 CAPACITY_STEP = 256  # few capacities, so that graphs are reused
-
 _STATE = 4  # bytes: recurrent states are float32 in every model
 _INTEGER = 8  # bytes: kept token ids and positions
 

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 import torch
 
 from residency.runtime.architecture import Architecture
-from residency.runtime.batch import Batch
-from residency.runtime.batch_cache import check_batched
-from residency.runtime.cache_sizes import capacity_for
 from residency.runtime.generation import Generation, decoded_texts, eos_of
-from residency.runtime.hooks import add_experts, attach, detach
+from residency.runtime.hooks import add_experts
 from residency.runtime.kept import Kept, check_continued
-from residency.runtime.lessons import Lessons, check_profile
+from residency.runtime.lessons import Lessons
 from residency.runtime.loaded import Loaded
 from residency.runtime.loading import Progress
-from residency.runtime.memory import MemoryPlan, plan_memory
 from residency.runtime.offload import OffloadRuntime, Policies
+from residency.runtime.planner import Planner
 from residency.runtime.prompts import PromptReader, check_number
 from residency.runtime.recorder import RouteRecorder
 from residency.runtime.replacements.seam import Seam
 from residency.runtime.report import BatchReport, Report
 from residency.runtime.routing import Routing
 from residency.runtime.sampling import Forced, Sampler, Sampling
-from residency.runtime.sequence import Rows, Sequence
-from residency.runtime.state_file import save_state, warm_start
+from residency.runtime.sequence import Sequence
+from residency.runtime.sequences import Sequences
+from residency.runtime.standing import Standing
+from residency.runtime.state_file import save_state
 from residency.runtime.weights import Weights
 
 
@@ -69,16 +66,11 @@ class Engine:
         self.notes = list(notes)
         self.architecture = architecture
         self.context = context or architecture.max_context
-        self.batch = batch
-        self.snapshots = snapshots
         self.routing = routing
         self.made_up = weights.made_up
-        self._dequantised_bytes = weights.dequantised_bytes
-        plan = self._plan(policies, batch, snapshots)
-        if not weights.made_up:
-            plan = plan.with_checkpoint_tables(device)
+        planner = Planner(architecture, weights, device, self.context, batch, snapshots)
+        asked, (policies, plan) = policies, planner.fitted(policies)
         plan.check(device)
-        self._mapped_tables = plan.mapped_tables
         self._loaded = Loaded(
             architecture,
             weights,
@@ -97,50 +89,31 @@ class Engine:
         self._lessons = Lessons(
             self.model, architecture, device, self.made_up, routing is not None, fixed_costs
         )
-        self._install(policies, plan)
+        planner.settle(plan)
+        self._standing = Standing(architecture, self._loaded, self._lessons, planner, routing)
+        self._standing.install(policies, plan, planner.notes(asked, plan))
+
+    @property
+    def runtime(self) -> OffloadRuntime:
+        return self._standing.runtime
+
+    @property
+    def sequences(self) -> Sequences:
+        return self._standing.sequences
+
+    @property
+    def batch(self) -> int:
+        """Most sequences that are decoded together."""
+        return self._standing.planner.batch
+
+    @property
+    def snapshots(self) -> int:
+        """Most of them that a conversation keeps."""
+        return self._standing.planner.snapshots
 
     @property
     def policies(self) -> Policies:
         return self.runtime.policies
-
-    def _plan(self, policies: Policies, batch: int, snapshots: int) -> MemoryPlan:
-        if batch > 1:
-            check_batched(self.architecture.config)
-        check_profile(policies.prefill)
-        counts = self.context, batch, self._dequantised_bytes, snapshots
-        return plan_memory(self.architecture, policies, *counts)
-
-    def _install(self, policies: Policies, plan: MemoryPlan) -> None:
-        """Stand a runtime under these policies behind the model's experts."""
-        self._sequence: Sequence | None = None
-        self._batch: Batch | None = None
-        self.runtime = OffloadRuntime(
-            self.banks,
-            policies,
-            plan,
-            self.device,
-            self.routing,
-            shape=self._loaded.shape,
-            capturable=self._loaded.capturable,
-            table_reads=self.architecture.table_reads,
-            host=self._loaded.host_for(policies.decode),
-            learning_of=self._lessons.of,
-            known_rates=self._lessons.known_rates,
-        )
-        attach(self.model, self.architecture.expert_modules, self.runtime)
-        warm_start(self.runtime)
-
-    def _uninstall(self) -> None:
-        """Let go of the runtime, if there is one, and the memory of its slots."""
-        if not hasattr(self, "runtime"):
-            return
-        detach(self.model, self.architecture.expert_modules)
-        self._forget_rows()
-        self.runtime.close()
-        del self.runtime
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def rebuild(
         self, policies: Policies, batch: int | None = None, snapshots: int | None = None
@@ -151,13 +124,7 @@ class Engine:
         with the old runtime in place, or CapacityError, with none: nothing but another `rebuild`
         works then.
         """
-        batch = self.batch if batch is None else batch
-        snapshots = self.snapshots if snapshots is None else snapshots
-        plan = replace(self._plan(policies, batch, snapshots), mapped_tables=self._mapped_tables)
-        self._uninstall()
-        plan.check(self.device, loaded=True)
-        self.batch, self.snapshots = batch, snapshots
-        self._install(policies, plan)
+        self._standing.rebuild(policies, batch, snapshots)
 
     @contextmanager
     def reconfigured(self, policies: Policies) -> Iterator[None]:
@@ -166,31 +133,35 @@ class Engine:
         Slots and policies' memories start empty both times. Raises ConfigError or CapacityError
         when the new policies cannot be had; the old ones run on then.
         """
-        old, old_plan = self.policies, self.runtime.plan
-        try:
-            self.rebuild(policies)
+        with self._standing.reconfigured(policies):
             yield
-        finally:
-            if not hasattr(self, "runtime") or self.runtime.plan is not old_plan:
-                self._uninstall()
-                self._install(old, old_plan)
+
+    def resize(self, slots: int | str) -> None:
+        """Another number of slots, as `cache.slots` says it, without loading anything anew.
+
+        The policy's history, its highest-ranking residents, as many as fit, what the last
+        generation left to continue and all counts stay; graphs are captured anew. Raises
+        ConfigError for a number that the model or the policy cannot use, CapacityError where memory
+        does not suffice; all is as before then.
+        """
+        self._standing.resize(slots)
 
     @property
     def sequence(self) -> Sequence | None:
         """The one that a prompt may follow on, if there is one."""
-        return self._sequence
+        return self.sequences.alone
 
     def keep(self) -> Kept:
         """What may be continued now, to be put back later. Raises WorkloadError for nothing."""
-        return Kept(self._sequence)
+        return Kept(self.sequence)
 
     def put_back(self, kept: Kept) -> None:
         """The next prompt may follow on `kept`. Raises WorkloadError if its sequence is gone."""
-        kept.put_back(self._sequence)
+        kept.put_back(self.sequence)
 
     def record_routes(self) -> RouteRecorder:
         """From now on, up to one context of tokens, note where each token is routed."""
-        self._forget_rows()  # a graph captured before would not record
+        self.sequences.forget()  # a graph captured before would not record
         space, clock = self.architecture.space, self.runtime.clock
         self.runtime.recorder = RouteRecorder(space, self.context, clock, self.device)
         return self.runtime.recorder
@@ -207,7 +178,7 @@ class Engine:
 
     def close(self) -> None:
         """Let go of banks, slots and model; the engine cannot be used afterwards."""
-        self._uninstall()
+        self._standing.uninstall()
         del self.model, self.banks
         self._loaded.close()
 
@@ -280,15 +251,15 @@ class Engine:
             max_new_tokens = [max_new_tokens] * len(prompts)
         limits = list(max_new_tokens)
         read = PromptReader(self.tokenizer, self.architecture.source, self.context).ids
-        held = self._sequence.held if continued and self._sequence else 0
+        held = self.sequence.held if continued and self.sequence else 0
         ids = [read(*pair, held) for pair in zip(prompts, limits, strict=True)]
         longest = held + max(len(own) + limit for own, limit in zip(ids, limits, strict=True))
         if continued:
-            check_continued(self._sequence, len(ids), longest)
+            check_continued(self.sequence, len(ids), longest)
         self.runtime.counters.reset()
         stops = frozenset(stop_tokens) | (frozenset() if ignore_eos else eos_of(self.model))
         generation = Generation(
-            self._rows_for(max(longest, room), len(ids)),
+            self.sequences.rows_for(max(longest, room), len(ids)),
             Forced(answer, self.device)
             if answer
             else Sampler(sampling or Sampling(), self.device, len(ids)),
@@ -301,19 +272,6 @@ class Engine:
         )
         texts = decoded_texts(self.tokenizer, generation.tokens(ids, limits), len(ids), on_text)
         self.runtime.check()
-        notes = [*self.notes, *self._lessons.notes(self.policies.prefill), *self.runtime.notes()]
+        notes = [*self.notes, *self._standing.sizing, *self._lessons.notes(self.policies.prefill)]
+        notes += self.runtime.notes()
         return BatchReport.of(self.runtime, generation, texts, ids, notes)
-
-    def _rows_for(self, num_tokens: int, num_sequences: int) -> Rows:
-        """Room for sequences; the last ones', and their captured graphs, if it is large enough."""
-        if self._sequence is None or self._sequence.capacity < num_tokens:
-            self._forget_rows()  # let go of the old ones first
-            self._sequence = Sequence(self.model, self.runtime, capacity_for(num_tokens))
-        if num_sequences == 1:
-            return self._sequence
-        if self._batch is None:
-            self._batch = Batch(self._sequence, self.batch, masked=self._loaded.takes_masks)
-        return self._batch
-
-    def _forget_rows(self) -> None:
-        self._sequence = self._batch = None

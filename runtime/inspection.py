@@ -10,11 +10,11 @@ import torch
 
 from residency.policies.prefill import PrefillMode
 from residency.runtime.architecture import Architecture
-from residency.runtime.memory import GIB, memory_plan
+from residency.runtime.memory import GIB, RESERVE_BYTES, memory_plan
 from residency.runtime.models import Model
 
 DEVICE_SIZES = (8, 12, 16, 24, 32, 48, 80)  # GiB
-RESERVED_BYTES = GIB // 2  # of a device: its context, libraries and captured graphs
+RESERVED_BYTES = RESERVE_BYTES  # of a device
 USUAL_CONTEXT = 8192
 
 
@@ -39,7 +39,9 @@ class Inspection:
 
     format_source: what says how the experts are stored. cycle: experts one token touches.
     weight_bytes: all that is not experts, dequantised_bytes of that from quantised tensors.
-    fixed_bytes: of a device, whatever the pool: weights, staging, KV, workspace and reserve.
+    graph_bytes: captured decode steps' own. policy_bytes: the maps of slots, under no policy.
+    fixed_bytes: of a device, whatever the pool: weights, staging, KV, workspace, graphs, policy and
+    reserve.
     """
 
     model: str
@@ -64,6 +66,8 @@ class Inspection:
     staging_bytes: int
     kv_bytes: int
     workspace_bytes: int
+    graph_bytes: int
+    policy_bytes: int
     reserved_bytes: int
     fixed_bytes: int
     pools: tuple[Pool, ...]
@@ -85,8 +89,8 @@ def inspect_model(model: Model, prefill: PrefillMode) -> Inspection:
         chunk_tokens=prefill.config.chunk_tokens,
         context=context,
         dequantised_bytes=weights.dequantised_bytes,
+        device=torch.device("cuda"),
     )
-    fixed = plan.device_bytes + RESERVED_BYTES
     return Inspection(
         model=architecture.source,
         model_type=architecture.config.model_type,
@@ -110,9 +114,11 @@ def inspect_model(model: Model, prefill: PrefillMode) -> Inspection:
         staging_bytes=plan.staging_bytes,
         kv_bytes=plan.kv_bytes,
         workspace_bytes=plan.workspace_bytes,
-        reserved_bytes=RESERVED_BYTES,
-        fixed_bytes=fixed,
-        pools=tuple(_pool(*device, architecture, fixed) for device in _devices()),
+        graph_bytes=plan.graph_bytes,
+        policy_bytes=plan.policy_bytes,
+        reserved_bytes=plan.reserve_bytes,
+        fixed_bytes=plan.device_bytes,
+        pools=tuple(_pool(*device, architecture, plan.device_bytes) for device in _devices()),
     )
 
 

@@ -6,7 +6,7 @@ from residency.runtime.architecture import Architecture
 from residency.runtime.bank_reader import Progress, read_banks
 from residency.runtime.banks import Banks
 from residency.runtime.expert_sources import ExpertSources
-from residency.runtime.memory import free_host_bytes
+from residency.runtime.free_memory import free_host_bytes
 from residency.runtime.shards import Shards
 
 __all__ = ["Progress", "load_banks"]

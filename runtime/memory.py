@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -13,11 +12,20 @@ from residency.policies.base import Conflict
 from residency.policies.errors import CapacityError, ConfigError
 from residency.policies.step import IdSpace
 from residency.runtime.architecture import Architecture
+from residency.runtime.cache_sizes import capacity_for
+from residency.runtime.free_memory import Room, free_device_bytes, free_host_bytes
+from residency.runtime.rules import Call
 
 if TYPE_CHECKING:
     from residency.runtime.offload import Policies
 
 GIB = 1 << 30
+CPU = torch.device("cpu")
+# Of a GPU: what libraries take when they are first used (their workspaces, one for each stream, and
+# the kernels' code), what the driver notes for each node of a captured graph, the buffers of short
+# chunks' graphs, and what the allocator's blocks leave unused. Little of it can be computed; half a
+# GiB is stated instead. The context itself is there before free memory is asked for.
+RESERVE_BYTES = GIB // 2
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,10 @@ class MemoryPlan:
     table_bytes: int = 0  # host tables
     mapped_tables: bool = False  # in the checkpoint's files, so that they take no memory
     snapshot_bytes: int = 0
+    policy_bytes: int = 0  # the cache policy's state, and the maps between experts and slots
+    graph_bytes: int = 0  # the captured decode steps' own pool
+    reserve_bytes: int = 0  # of a GPU, for its libraries and driver
+    pinned: bool = False  # whether banks, and tables that are read, are registered with CUDA
 
     @property
     def num_rows(self) -> int:
@@ -66,10 +78,18 @@ class MemoryPlan:
             + self.kv_bytes
             + self.snapshot_bytes
             + self.workspace_bytes
+            + self.policy_bytes
+            + self.graph_bytes
+            + self.reserve_bytes
         )
 
     @property
-    def _read_table_bytes(self) -> int:
+    def pinned_bytes(self) -> int:
+        """Host memory that no other process can have, and that is never swapped."""
+        return self.bank_bytes + self.read_table_bytes if self.pinned else 0
+
+    @property
+    def read_table_bytes(self) -> int:
         return 0 if self.mapped_tables else self.table_bytes
 
     def with_checkpoint_tables(self, device: torch.device) -> MemoryPlan:
@@ -79,29 +99,51 @@ class MemoryPlan:
 
     def as_dict(self) -> dict[str, int]:
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return own | {"device_bytes": self.device_bytes}
+        return own | {"device_bytes": self.device_bytes, "pinned_bytes": self.pinned_bytes}
 
-    def check(self, device: torch.device, *, loaded: bool = False) -> None:
+    def check(self, device: torch.device, *, loaded: bool = False, held: int = 0) -> None:
         """Raises CapacityError when host or device memory does not suffice.
 
         loaded: banks and other weights are there already, only the rest must still fit.
+        held: bytes where the slots are that will be free by then.
         """
+        room = free_room(device).with_freed(held)
+        for where, needed, free in self.demands(room, loaded=loaded):
+            if needed > free:
+                raise CapacityError(self.shortage(where, needed, free))
+
+    def demands(self, room: Room, *, loaded: bool = False) -> Iterator[tuple[str, int, int]]:
+        """Where memory is needed, how many bytes, and how many are free."""
         on_device = self.device_bytes - (self.weight_bytes if loaded else 0)
-        host = 0 if loaded else self.bank_bytes + self._read_table_bytes
-        host += on_device if device.type == "cpu" else 0
-        lower = f"{self._terms()}; lower cache.slots, prefill.ring or model.context"
+        host = 0 if loaded else self.bank_bytes + self.read_table_bytes
+        if room.device is None:
+            yield "host", host + on_device, room.host
+        else:
+            yield "host", host, room.host
+            yield "device", on_device, room.device
+
+    def shortage(self, where: str, needed: int, free: int) -> str:
+        """One line on memory that does not suffice; the key that may give most comes first."""
+        sizes = {
+            "cache.slots": self.pool_bytes,
+            "prefill.chunk_tokens": self.workspace_bytes,
+            "prefill.ring": self.staging_bytes,
+            "model.context": self.kv_bytes,
+        }
+        *keys, last = sorted(sizes, key=lambda key: -sizes[key])
+        lower = f"lower {', '.join(keys)} or {last}"
         lower += ", or decode fewer sequences at once" if self.batch > 1 else ""
         lower += ", or workload.snapshots" if self.snapshot_bytes else ""
-        smaller = f"{lower}, or choose a smaller model"
-        _require("host", host, free_host_bytes(), smaller)
-        if device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(device)
-            _require("device", on_device, free, lower)
+        lower += ", or choose a smaller model" if where == "host" else ""
+        return (
+            f"{where} memory: {needed / GIB:.2f} GiB needed, {free / GIB:.2f} GiB free "
+            f"({self._terms()}; {lower})"
+        )
 
     def _terms(self) -> str:
         terms = {
             "banks": self.bank_bytes,
-            **({"host tables": self._read_table_bytes} if self.table_bytes else {}),
+            **({"host tables": self.read_table_bytes} if self.table_bytes else {}),
             f"{self.num_slots} slots": self.pool_bytes,
             "staging": self.staging_bytes,
             "other weights": self.weight_bytes - self.dequantised_bytes,
@@ -109,8 +151,16 @@ class MemoryPlan:
             "KV cache" if self.batch == 1 else f"KV cache of {self.batch}": self.kv_bytes,
             "snapshots": self.snapshot_bytes,
             "workspace": self.workspace_bytes,
+            "policy state": self.policy_bytes,
+            "graphs": self.graph_bytes,
+            "reserve": self.reserve_bytes,
         }
         return " + ".join(f"{name} {size / GIB:.2f} GiB" for name, size in terms.items() if size)
+
+
+def free_room(device: torch.device) -> Room:
+    """What is free now."""
+    return Room(free_host_bytes(), free_device_bytes(device))
 
 
 def memory_plan(
@@ -124,14 +174,20 @@ def memory_plan(
     dequantised_bytes: int,
     batch: int = 1,
     snapshots: int = 0,
+    state_bytes: int = 0,
+    device: torch.device = CPU,
 ) -> MemoryPlan:
     """chunk_tokens: of the longest chunk of a prompt. context: most tokens of a sequence.
     batch: most sequences that are decoded together; each has its own keys and values, and so has
     the one that is prefilled before it joins several.
     dequantised_bytes: of the other weights, those that the checkpoint stores quantised.
     snapshots: most of them that a conversation keeps.
+    state_bytes: of the cache policy. device: a GPU captures graphs, and keeps some memory back.
     """
     space, element = architecture.space, architecture.dtype.itemsize
+    steps, on_gpu = architecture.workspace, device.type == "cuda"
+    decode_bytes = steps.num_bytes(1, context, batch, on_gpu=on_gpu)
+    chunk_bytes = steps.num_bytes(min(chunk_tokens, context), context, on_gpu=on_gpu)
     row_bytes, group_size = architecture.layout.row_bytes, -(-space.num_experts // groups)
     return MemoryPlan(
         num_slots=num_slots,
@@ -143,12 +199,23 @@ def memory_plan(
         bank_bytes=space.num_ids * row_bytes,
         weight_bytes=architecture.num_other_parameters * element,
         dequantised_bytes=dequantised_bytes,
-        kv_bytes=architecture.cache_bytes(context) * (1 if batch == 1 else batch + 1),
-        workspace_bytes=architecture.workspace_elements(min(chunk_tokens, context)) * element,
+        kv_bytes=architecture.cache_bytes(capacity_for(context)) * (1 if batch == 1 else batch + 1),
+        workspace_bytes=max(chunk_bytes, decode_bytes),
         batch=batch,
         snapshot_bytes=snapshots * architecture.snapshot_bytes(context),
         table_bytes=sum(table.num_elements for table in architecture.tables) * element,
+        policy_bytes=_policy_bytes(space, num_slots, state_bytes),
+        graph_bytes=decode_bytes if on_gpu else 0,
+        reserve_bytes=RESERVE_BYTES if on_gpu else 0,
+        pinned=on_gpu,
     )
+
+
+def _policy_bytes(space: IdSpace, num_slots: int, state_bytes: int) -> int:
+    """The state, and once more as it was in the beginning; two maps of int32; a quota for each
+    number of a layer's experts.
+    """
+    return 2 * state_bytes + 4 * (space.num_ids + 1 + num_slots + 2 * space.num_ids)
 
 
 def most_experts(space: IdSpace, batch: int) -> int:
@@ -180,30 +247,15 @@ def row_faults(
         yield Conflict((f"prefill.groups={groups}",), reason, f"prefill.groups={space.num_experts}")
 
 
-def _require(where: str, needed: int, free: int, how: str) -> None:
-    if needed > free:
-        raise CapacityError(
-            f"{where} memory: {needed / GIB:.2f} GiB needed, {free / GIB:.2f} GiB free ({how})"
-        )
-
-
-def free_host_bytes() -> int:
-    """What the kernel says can be taken without swapping, or physical memory where it is silent."""
-    try:
-        with open("/proc/meminfo") as lines:
-            fields = dict(line.split(":", 1) for line in lines)
-        return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def plan_memory(
     architecture: Architecture,
     policies: Policies,
     context: int,
     batch: int = 1,
     dequantised_bytes: int = 0,
+    *,
     snapshots: int = 0,
+    device: torch.device = CPU,
 ) -> MemoryPlan:
     """batch: most sequences that are decoded together. snapshots: that a conversation keeps.
     dequantised_bytes: of the other weights, those that the checkpoint stores quantised.
@@ -219,6 +271,8 @@ def plan_memory(
         raise ConfigError(str(fault))
     for fault in policies.decode.layer_faults(space.num_layers):
         raise ConfigError(str(fault))
+    with Call(cache, "allocate"):
+        state_bytes = cache.state_bytes(space)
     return memory_plan(
         architecture,
         num_slots=num_slots,
@@ -229,4 +283,6 @@ def plan_memory(
         batch=batch,
         dequantised_bytes=dequantised_bytes,
         snapshots=snapshots,
+        state_bytes=state_bytes,
+        device=device,
     )

@@ -6,6 +6,7 @@ singleton, and expert ids are global while rows are local, so several devices ca
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -96,17 +97,13 @@ class OffloadRuntime:
         """
         space, layout = banks.space, banks.layout
         self.banks = banks
-        self.policies = policies
-        self.plan = plan
         self.routing = routing
         self.recorder: RouteRecorder | None = None
         self.profile = Unprofiled()
         self._table_reads = list(table_reads)
-        self.rows = torch.zeros(plan.num_rows, layout.row_bytes, dtype=torch.uint8, device=device)
+        self.device = device
         self.lanes = Lanes(device)
         self.counters = Counters(space.num_layers, layout.row_bytes, device)
-        probe(policies.cache, space)
-        self.pool = SlotPool(space, plan.num_slots, policies.cache, device)
         # Index of the last token seen, over the engine's life; the first token has index 0.
         self.clock = torch.full((), -1, dtype=torch.int64, device=device)
         self.tokens_seen = 0
@@ -115,42 +112,70 @@ class OffloadRuntime:
         self.begun_with: list[str] = []  # lines for a report, where it did not begin empty
         self._phase: Phase | None = None
         self.streams = self.lanes.streams()
-        transfers = Transfers(banks, self.rows, self.lanes, self.counters)
+        self.quotas = QuotaTable(policies.decode, space, device, known_rates)
+        self._shape, self._host, self._may_capture = shape, host, capturable
+        self._learning_of = learning_of or (lambda mode: Learning(space, mode))
+        self._learnt: dict[PrefillMode, Learning] = {}
+        self.equip(policies, plan)
+
+    def equip(self, policies: Policies, plan: MemoryPlan) -> None:
+        """Take slots and staging, all empty, and what works on them; the policy starts anew.
+
+        Lanes, clock, counters and what prefill and decode have learnt are not of a size, and stay.
+        """
+        space, layout, device = self.banks.space, self.banks.layout, self.device
+        probe(policies.cache, space)
+        self.policies, self.plan = policies, plan
+        self.rows = torch.zeros(plan.num_rows, layout.row_bytes, dtype=torch.uint8, device=device)
+        self.pool = SlotPool(space, plan.num_slots, policies.cache, device)
+        transfers = Transfers(self.banks, self.rows, self.lanes, self.counters)
         ring = StagingRing(plan.num_slots, plan.ring, plan.group_size, self.lanes)
         maths: Maths = ExpertMath(layout, self.rows)
-        self.quotas = QuotaTable(policies.decode, space, device, known_rates)
         self._decode: Decoder = DecodeExecutor(
-            self.quotas, self.pool, banks, transfers, maths, self.counters, host
+            self.quotas, self.pool, self.banks, transfers, maths, self.counters, self._host
         )
         self.capturable = self.decode_is_fused = False
-        if shape is not None:
+        if (shape := self._shape) is not None:
             from residency.runtime.fused import FusedMaths
             from residency.runtime.fused_decode import FusedDecode
 
             maths = FusedMaths(shape, self.rows, space.num_experts)
             beside = policies.decode.computes_on_host(space.num_layers)
-            nodes = HostNodes.of(host, device) if beside else None
+            nodes = HostNodes.of(self._host, device) if beside else None
             if nodes is not None:
                 self.streams |= nodes.streams()
             if nodes is not None or not beside:
                 self._decode = FusedDecode(
-                    shape, self.pool, banks, self.rows, self.counters, self.quotas, nodes
+                    shape, self.pool, self.banks, self.rows, self.counters, self.quotas, nodes
                 )
-                self.capturable, self.decode_is_fused = capturable, True
+                self.capturable, self.decode_is_fused = self._may_capture, True
         self._executor_parts = ring, transfers, maths
-        self._learning_of = learning_of or (lambda mode: Learning(space, mode))
         self._executors: dict[PrefillMode, PrefillExecutor] = {}
         self._prefill = self._executor(policies.prefill)
 
+    def strip(self) -> None:
+        """Let go of slots and staging, whose memory is free then; `equip` must follow.
+
+        Graphs that were captured over them must be gone.
+        """
+        self.lanes.synchronize()
+        for name in ("rows", "pool", "_decode", "_executor_parts", "_executors", "_prefill"):
+            self.__dict__.pop(name, None)  # some are missing where an `equip` broke off
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def _executor(self, mode: PrefillMode) -> PrefillExecutor:
         """The one that runs `mode`, with what it has learnt."""
+        if mode not in self._learnt:
+            self._learnt[mode] = self._learning_of(mode)
         if mode not in self._executors:
             self._executors[mode] = PrefillExecutor(
                 mode,
                 self.pool,
                 *self._executor_parts,
                 self.counters,
-                self._learning_of(mode),
+                self._learnt[mode],
                 self.quotas.host_layers,
             )
         return self._executors[mode]
@@ -161,7 +186,7 @@ class OffloadRuntime:
 
         Raises ConfigError for a mode that cuts chunks or staging otherwise than the runtime's own.
         """
-        own, executor = self.policies, self._prefill
+        own = self.policies
         for key in (field.name for field in fields(PrefillMode.Config)):
             theirs, ours = getattr(mode.config, key), getattr(own.prefill.config, key)
             if theirs != ours:
@@ -173,7 +198,9 @@ class OffloadRuntime:
         try:
             yield
         finally:
-            self.policies, self._prefill = own, executor
+            # As they are now: the slots may have been resized.
+            self.policies = replace(self.policies, prefill=own.prefill)
+            self._prefill = self._executor(own.prefill)
 
     @contextmanager
     def step(self, phase: Phase, num_tokens: int, behind: int = 0) -> Iterator[None]:
@@ -254,8 +281,8 @@ class OffloadRuntime:
 
     def close(self) -> None:
         """Keep what was learnt for the next run."""
-        for executor in self._executors.values():
-            executor.learning.save()
+        for learning in self._learnt.values():
+            learning.save()
 
     def notes(self) -> list[str]:
         """Lines for a report, on what has run."""

@@ -10,7 +10,7 @@ Legend: T tokens of a chunk, B sequences of a decode step, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -116,6 +116,15 @@ class Sequence:
         self.generations = 0  # begun here: who remembers one knows whether it was the last
         self._step = DecodeStep(runtime, self._forward)
 
+    def renew(self) -> None:
+        """Capture the decode step anew: slots have moved. What is held stays."""
+        self._step = DecodeStep(self.runtime, self._forward)
+
+    @property
+    def num_bytes(self) -> int:
+        """What its cache has taken."""
+        return sum(tensor.nbytes for layer in self.cache.layers for tensor in _tensors(vars(layer)))
+
     @property
     def _graph(self) -> torch.cuda.CUDAGraph | None:
         return self._step.graph
@@ -158,3 +167,12 @@ class Sequence:
         output = self.model(ids_1T, cache=self.cache, use_cache=True, logits_to_keep=1)
         logits_1V: torch.Tensor = output.logits[:, -1]
         return logits_1V
+
+
+def _tensors(state: dict[Any, Any]) -> Iterator[torch.Tensor]:
+    """Those of a cache's layer, and of the tables in it."""
+    for value in state.values():
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from _tensors(value)

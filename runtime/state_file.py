@@ -25,8 +25,7 @@ from residency.policies.errors import ConfigError
 from residency.policies.step import IdSpace
 from residency.runtime.offload import OffloadRuntime
 from residency.runtime.results import require_writable, write_whole
-from residency.runtime.slot_state import fill
-from residency.runtime.slots import SlotPool
+from residency.runtime.slot_state import seat
 
 FORMAT, VERSION = "residency-state", 1
 KEY, OPTION = "cache.warm_start", "--save-state"
@@ -80,33 +79,21 @@ def state_faults(policy: CachePolicy, space: IdSpace) -> Iterator[Conflict]:
 def warm_start(runtime: OffloadRuntime) -> None:
     """Begin with the file that the cache's config names, if any; the runtime's notes tell of it.
 
-    The history comes back whole, and in as many slots as were saved each expert to its own. Of
-    more experts than there are slots, those of the highest (key, id) stay. Raises ConfigError.
+    The history comes back whole, and of the experts as many as fit: see `seat`. Raises ConfigError.
     """
     pool, policy, sink = runtime.pool, runtime.pool.policy, runtime.pool.space.sink
     if not (keeps_state(policy) and policy.config.warm_start):
         return
     start = time.perf_counter()
     saved = SavedState.read(policy, pool.space)
-    with pool.rules.calling("restore"):
-        policy.restore(saved.policy)
-    pool.rules.check_state("restore")
     wanted = saved.slots.to(pool.device)
-    on_host = torch.tensor(sorted(runtime.quotas.host_layers), device=pool.device)
-    stays_out = torch.isin(wanted // pool.space.num_experts, on_host)
-    fitting = _fitting(pool, wanted.masked_fill(stays_out, sink))
-    pool.place(fitting)
-    if len(left := wanted[~torch.isin(wanted, fitting) & (wanted != sink)]):
-        pool.moved(pool.nobody, left.long())
-    held: list[int] = (fitting != sink).nonzero().flatten().tolist()
-    fill(runtime, fitting, held)
+    num_held = seat(runtime, wanted, saved.policy)
     runtime.clock.fill_(saved.clock)
     runtime.tokens_seen = saved.clock + 1
-    runtime.counters.reset()  # these bytes are no prompt's
-    seconds, num_bytes = time.perf_counter() - start, len(held) * runtime.rows.shape[1]
+    seconds, num_bytes = time.perf_counter() - start, num_held * runtime.rows.shape[1]
     num_saved = int((wanted != sink).sum())
     runtime.begun_with = [
-        f"warm start: {len(held):,} of {num_saved:,} saved experts are in slots, {num_bytes:,} "
+        f"warm start: {num_held:,} of {num_saved:,} saved experts are in slots, {num_bytes:,} "
         f"bytes in {seconds:.3f} s, which no other figure counts"
     ]
 
@@ -159,21 +146,3 @@ def _check_head(head: Mapping[str, str], policy: CachePolicy, space: IdSpace) ->
 
 def _shape(model: Mapping[str, int]) -> str:
     return "{num_layers} layers x {num_experts} experts, top-{top_k}".format(**model)
-
-
-def _fitting(pool: SlotPool, wanted: torch.Tensor) -> torch.Tensor:
-    """`wanted` where there are as many slots; else, share by share, the highest ranks that fit, in
-    the order of their slots: int32 [num_slots].
-    """
-    if len(wanted) == pool.num_slots:
-        return wanted
-    fitting, sink = torch.full_like(pool.id_of, pool.space.sink), pool.space.sink
-    num_shares = pool.num_slots // pool.share_size
-    for number, share in enumerate(wanted.chunk(num_shares)):
-        held = share[share != sink].long()
-        by_id = held.argsort()
-        order = by_id[pool.policy.keys[held[by_id]].argsort(stable=True)]
-        best = order[max(0, len(order) - pool.share_size) :].sort().values
-        first = number * pool.share_size
-        fitting[first : first + len(best)] = held[best].int()
-    return fitting

@@ -8,10 +8,11 @@ without a host synchronisation, so that one object serves a captured CUDA graph,
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 
@@ -20,6 +21,7 @@ from residency.policies.step import IdSpace, Phase, Step
 
 SCOPES = ("global", "per_layer")
 ALL = "all"
+AUTO = "auto"
 
 NEEDS_SLOT_DECODE = Need(
     Capability.DECODES_FROM_SLOTS,
@@ -33,7 +35,8 @@ class CachePolicy(Part, ABC):
 
     @dataclass(frozen=True, kw_only=True, slots=True)
     class Config:
-        """slots: experts the device holds, a number, a share of all experts ("25%"), or "all".
+        """slots: experts the device holds, a number, a share of all experts ("25%"), "all", or
+            "auto": as many as memory affords beside all else.
         scope: "global", where any expert may take any slot, or "per_layer", where each MoE layer
             has an equal share of the slots to itself.
         admit_prefill: whether experts that a prompt misses may enter slots.
@@ -63,7 +66,8 @@ class CachePolicy(Part, ABC):
 
     def faults(self) -> Iterator[Conflict]:
         try:
-            self.num_slots(IdSpace(1, 1, 1))
+            if not self.fills_memory:
+                self.num_slots(IdSpace(1, 1, 1))
         except ValueError as error:
             yield Conflict((f"cache.slots={self.config.slots}",), str(error), 'cache.slots="25%"')
         if self.config.scope not in SCOPES:
@@ -81,6 +85,8 @@ class CachePolicy(Part, ABC):
 
     def shape_faults(self, space: IdSpace) -> Iterator[Conflict]:
         """What in the config cannot work with a model of this shape."""
+        if self.fills_memory:
+            return
         num_slots, layers = self.num_slots(space), space.num_layers
         if num_slots % self.num_shares(space):
             key = f"cache.slots={self.config.slots}"
@@ -91,6 +97,19 @@ class CachePolicy(Part, ABC):
     def num_shares(self, space: IdSpace) -> int:
         """Equal parts that the slots are divided into: one, or one for each MoE layer in order."""
         return space.num_layers if self.config.scope == "per_layer" else 1
+
+    @property
+    def fills_memory(self) -> bool:
+        """Whether `config.slots` leaves their number to memory. The runtime works on `sized` then;
+        nothing else here has a number.
+        """
+        return str(self.config.slots).strip() == AUTO
+
+    def sized(self, slots: int | str) -> Self:
+        """The same policy with so many slots, without a state."""
+        other, config = copy.copy(self), self.config
+        other.config = replace(config, slots=slots)
+        return other
 
     def num_slots(self, space: IdSpace) -> int:
         """The number of slots that `config.slots` asks for. Raises ValueError if it asks nothing.
@@ -107,7 +126,11 @@ class CachePolicy(Part, ABC):
             return max(1, each) * shares
         if asked.isdecimal() and int(asked) > 0:
             return int(asked)
-        raise ValueError('it must be a number of experts above 0, a share like "25%", or "all"')
+        if asked == AUTO:
+            raise ValueError("how many slots that is, only the memory of a device can tell")
+        raise ValueError(
+            'it must be a number of experts above 0, a share like "25%", "all", or "auto"'
+        )
 
     def promoted(self, num_tokens: int, behind: int) -> int:
         """How many of a chunk's tokens, counted from its end, are references: 0 to num_tokens.
@@ -129,6 +152,12 @@ class CachePolicy(Part, ABC):
         """
         self.space = space
         self.keys = torch.zeros(space.num_ids + 1, dtype=torch.int64, device=device)
+
+    def state_bytes(self, space: IdSpace) -> int:
+        """What `allocate` takes on a device: of all tensors that it makes, whatever they hold."""
+        own = copy.copy(self)
+        own.allocate(space, torch.device("meta"))
+        return sum(each.nbytes for each in vars(own).values() if isinstance(each, torch.Tensor))
 
     @abstractmethod
     def touch(self, ids: torch.Tensor, step: Step) -> None:

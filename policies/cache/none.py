@@ -29,6 +29,10 @@ class NoCache(CachePolicy):
     def faults(self) -> Iterator[Conflict]:
         return iter(())
 
+    @property
+    def fills_memory(self) -> bool:
+        return False
+
     def num_slots(self, space: IdSpace) -> int:
         return 0
 

@@ -9,12 +9,11 @@ from residency.policies.decode import DecodeTarget
 from residency.policies.prefill import PrefillMode
 from residency.policies.prefill.always_stream import AlwaysStream
 from residency.runtime.architecture import Architecture
-from residency.runtime.forecast.budget import Budget
+from residency.runtime.forecast.budget import CONTEXT_BYTES, HOST_RESERVED_BYTES, Budget
 from residency.runtime.forecast.constants import Constants
 from residency.runtime.forecast.decode import Step, Unknown, decode_step
 from residency.runtime.forecast.prefill import PrefillForecast, Prompt, Shape
 from residency.runtime.forecast.routes import Routes
-from residency.runtime.inspection import RESERVED_BYTES
 from residency.runtime.memory import MemoryPlan
 
 LENGTHS = (16, 64, 256, 512, 1024, 4096, 8192)
@@ -69,12 +68,19 @@ class Advice:
         """Of the experts, those with a slot."""
         return self.memory.num_slots / max(self.memory.bank_bytes // self.memory.row_bytes, 1)
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Of what the slots have to share: CUDA's context and its libraries, or the host's part."""
+        if self.budget.device_bytes is None:
+            return HOST_RESERVED_BYTES
+        return CONTEXT_BYTES + self.memory.reserve_bytes
+
     def as_dict(self) -> dict[str, Any]:
         own = asdict(self)
         own["memory"] = self.memory.as_dict() | {
             "pool_bytes": self.memory.pool_bytes,
             "staging_bytes": self.memory.staging_bytes,
-            "reserved_bytes": RESERVED_BYTES,
+            "reserved_bytes": self.reserved_bytes,
         }
         own["choices"] = [{"override": o, "reason": reason} for o, reason in self.choices]
         return {"kind": "plan", "version": 1, **own, "share": self.share}

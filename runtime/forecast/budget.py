@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+import torch
+
 from residency.policies.errors import CapacityError, ConfigError
 from residency.runtime.architecture import Architecture
-from residency.runtime.inspection import RESERVED_BYTES
 from residency.runtime.memory import GIB, MemoryPlan, memory_plan, most_experts
 
+CONTEXT_BYTES = GIB // 2  # of a GPU: CUDA's context, which is there when a running process plans
 HOST_RESERVED_BYTES = GIB  # of host memory: Python, its libraries, and what is read while loading
 SHARE = 10  # staging, or a chunk's workspace, may take one part in so many of the device's memory
 CUTS = ((8, 3), (16, 3), (32, 2), (64, 2), (128, 2))  # groups and ring, the usual one first
@@ -71,9 +73,11 @@ def fit(
     needs_slots: bool = True,
     shares: int = 1,
     batch: int = 1,
+    snapshots: int = 0,
+    state_bytes: int = 0,
 ) -> Fitted:
     """The plan with the most slots that fit, or with `slots` if they do; none where `needs_slots`
-    is false. shares: equal parts of the slots.
+    is false. shares: equal parts of the slots. snapshots, state_bytes: as `memory_plan` has them.
 
     Raises CapacityError for what does not fit, with the numbers and the key to change.
     """
@@ -92,6 +96,9 @@ def fit(
             context=context,
             dequantised_bytes=dequantised_bytes,
             batch=batch,
+            snapshots=snapshots,
+            state_bytes=state_bytes,
+            device=torch.device("cpu" if budget.device_bytes is None else "cuda"),
         )
         free = _free_for_slots(plan, budget)
         found.append(Fitted(plan, groups, ring, chunk, free))
@@ -126,7 +133,7 @@ def _cuts(num_experts: int, cut: Cut, usual_chunk: int, context: int) -> list[tu
 def _free_for_slots(plan: MemoryPlan, budget: Budget) -> int:
     """Bytes; below 0 where not even the rest fits."""
     if budget.device_bytes is not None:
-        return budget.device_bytes - RESERVED_BYTES - plan.device_bytes
+        return budget.device_bytes - CONTEXT_BYTES - plan.device_bytes
     return budget.host_bytes - HOST_RESERVED_BYTES - plan.bank_bytes - plan.device_bytes
 
 
@@ -152,13 +159,16 @@ def _too_much(plan: MemoryPlan, budget: Budget, least: int, free: int, context: 
         f"KV of {context:,} tokens": plan.kv_bytes,
         "workspace": plan.workspace_bytes,
         "staging": plan.staging_bytes,
+        "snapshots": plan.snapshot_bytes,
+        "policy state": plan.policy_bytes,
+        "graphs": plan.graph_bytes,
         f"{least} slots": needed,
     }
     if budget.device_bytes is None:
         where, room, reserve = "host memory", budget.host_bytes, HOST_RESERVED_BYTES
         parts = {"banks": plan.bank_bytes, **parts}
     else:
-        where, room, reserve = "GPU memory", budget.device_bytes, RESERVED_BYTES
+        where, room, reserve = "GPU memory", budget.device_bytes, CONTEXT_BYTES + plan.reserve_bytes
     told = " + ".join(f"{name} {size / GIB:.2f} GiB" for name, size in parts.items() if size)
     keys = {
         f"model.context={max(context // 2, 1)}": plan.kv_bytes + plan.workspace_bytes,

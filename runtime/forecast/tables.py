@@ -8,7 +8,6 @@ from rich.table import Table
 
 from residency.runtime.forecast.advice import Advice, PromptTimes
 from residency.runtime.forecast.prefill import Prompt
-from residency.runtime.inspection import RESERVED_BYTES
 
 GIB = 1 << 30
 
@@ -64,7 +63,10 @@ def _memory_table(advice: Advice) -> Table:
         ("workspace of the largest chunk", memory.workspace_bytes, place),
         ("staging", memory.staging_bytes, place),
         (f"{memory.num_slots:,} slots", memory.pool_bytes, place),
-        ("reserve: context, libraries, graphs", RESERVED_BYTES, place),
+        ("snapshots of a conversation", memory.snapshot_bytes, place),
+        ("the cache policy's state", memory.policy_bytes, place),
+        ("graphs of decode steps", memory.graph_bytes, place),
+        ("reserve: context and libraries", advice.reserved_bytes, place),
     ]
     for name, size, where in rows:
         if size:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from packaging.requirements import Requirement
 
+from residency.runtime.free_memory import free_host_bytes
 from residency.runtime.host_experts.build import BuildError
 from residency.runtime.host_experts.native import Library
-from residency.runtime.memory import free_host_bytes
 
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -79,7 +79,7 @@ def facts_of(device: torch.device) -> Facts:
         cpus=len(os.sched_getaffinity(0)),
         cpu_flags=_cpu_flags(),
         memory_bytes=memory,
-        free_bytes=usable_host_bytes(),
+        free_bytes=free_host_bytes(),
         cgroup_bytes=cgroup_bytes(memory),
         memlock_bytes=_memlock(),
         huge_pages=_read("/sys/kernel/mm/transparent_hugepage/enabled") or "unknown",
@@ -91,16 +91,6 @@ def facts_of(device: torch.device) -> Facts:
         load=load,
     )
     return Facts(**common, **(_gpu(device) if device.type == "cuda" else {}))
-
-
-def usable_host_bytes() -> int:
-    """What is free, and what the process's group may still take."""
-    free = free_host_bytes()
-    limit = cgroup_bytes(1 << 62)
-    if limit is None:
-        return free
-    used = _read("/sys/fs/cgroup/memory.current") or "0"
-    return max(0, min(free, limit - int(used)))
 
 
 def cgroup_bytes(memory: int) -> int | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from residency.runtime.memory import free_host_bytes
+from residency.runtime.free_memory import free_host_bytes
 
 GIB, MIB = 1 << 30, 1 << 20
 HOST_SHARE = 8  # of free memory a probe takes at most one part in so many

@@ -58,7 +58,7 @@ def test_context_and_top_k_are_the_text_models(model_type):
     architecture = Architecture.from_config(architectures.config_of(model_type), "auto", "test")
     assert architecture.max_context == architectures.BASE["max_position_embeddings"]
     assert architecture.space.top_k == architectures.BASE["num_experts_per_tok"]
-    assert architecture.workspace_elements(1) > architectures.VOCABULARY
+    assert architecture.workspace.num_bytes(1, 1) > architectures.VOCABULARY
 
 
 def test_a_config_without_a_longest_context_says_what_to_set():

@@ -227,11 +227,11 @@ def test_longer_and_larger_batches_one_after_another(checkpoint):
     short, long = prompts((5, 4)), prompts((300, 7, 9))
     with batched(checkpoint) as engine:
         first = run(engine, short, [4, 4])[1]
-        kept = engine._batch
+        kept = engine.sequences.together
         run(engine, short, [4, 4])
-        assert engine._batch is kept
+        assert engine.sequences.together is kept
         run(engine, long, [3, 3, 3])
-        assert engine._batch is not kept
+        assert engine.sequences.together is not kept
         again = run(engine, short, [4, 4])[1]
     for one, other in zip(first, again, strict=True):  # another capacity sums in another order
         torch.testing.assert_close(one, other, rtol=0, atol=2e-5)

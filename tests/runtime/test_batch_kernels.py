@@ -26,7 +26,7 @@ def run(folder):
         report = engine.generate_batch(
             PROMPTS, max_new_tokens=LIMITS, on_logits=lambda _, logits_V: seen.append(logits_V)
         )
-        decode, sizes = engine.runtime._decode, set(engine._batch.steps)
+        decode, sizes = engine.runtime._decode, set(engine.sequences.together.steps)
         return report, torch.stack(seen), decode, sizes
 
 

@@ -49,7 +49,7 @@ def test_equal_to_the_all_resident_run(make, resident, cache, mode, slots):
     with make(cache, mode, f"cache.slots={slots}") as engine:
         assert engine.runtime.capturable
         assert torch.equal(logits(engine), resident)
-        assert engine._sequence._graph is not None
+        assert engine.sequence._graph is not None
 
 
 @pytest.mark.parametrize(("groups", "ring"), [(1, 1), (3, 2), (16, 4)])
@@ -64,13 +64,13 @@ def test_graph_replay_equals_eager(make, resident):
     with make("cache.slots=7") as engine:
         engine.runtime.capturable = False
         assert torch.equal(logits(engine), resident)
-        assert engine._sequence._graph is None
+        assert engine.sequence._graph is None
 
 
 def test_no_cache_runs_in_the_graph_too(make, resident):
     with make("cache=none", "prefill=always_stream") as engine:
         assert torch.equal(logits(engine), resident)
-        assert engine._sequence._graph is not None
+        assert engine.sequence._graph is not None
 
 
 def test_kernels_are_close_to_plain_torch(make, resident):
@@ -107,7 +107,7 @@ def test_host_nodes_in_the_graph_are_close_to_eager_and_to_plain_torch(make, tar
         with make(*target, *slots, "model.routing=even", f"device.kernels={kernels}") as engine:
             engine.runtime.capturable &= graph
             seen.append(logits(engine, num_new=40))
-            assert (engine._sequence._graph is not None) is graph
+            assert (engine.sequence._graph is not None) is graph
             reports.append(engine.generate(PROMPT, max_new_tokens=30, ignore_eos=True))
             exact = engine.architecture.dtype == torch.float32
     for other in seen[1:] if exact else ():
@@ -166,9 +166,9 @@ def test_a_users_policy_runs_inside_the_graph(make, resident):
         policies = engine.policies
         plugin = Plugin(policies.cache.config)
         plugged = type(policies)(plugin, policies.prefill, policies.decode)
-        engine._install(plugged, engine.runtime.plan)
+        engine._standing.install(plugged, engine.runtime.plan)
         assert torch.equal(logits(engine), resident)
-        assert engine._sequence._graph is not None
+        assert engine.sequence._graph is not None
 
 
 def test_a_warm_start_counts_what_the_run_before_would_have(make, tmp_path):

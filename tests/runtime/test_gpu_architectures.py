@@ -65,11 +65,12 @@ def test_captured_uncaptured_and_transformers_agree(folder):
         assert capturable != said, "a step that is not captured is named in the notes"
         tokens, captured = generated(engine)
         again_tokens, again = generated(engine)  # the graph of the first, replayed throughout
-        assert (engine._sequence._graph is not None) == capturable
-        capacity = engine._sequence.capacity
-        engine.runtime.capturable, engine._sequence = False, None
+        assert (engine.sequence._graph is not None) == capturable
+        capacity = engine.sequence.capacity
+        engine.runtime.capturable = False
+        engine.sequences.forget()
         plain_tokens, plain = generated(engine)
-        assert engine._sequence._graph is None
+        assert engine.sequence._graph is None
     assert tokens == again_tokens == plain_tokens
     torch.testing.assert_close(captured, again, rtol=0, atol=1e-4)
     torch.testing.assert_close(captured, plain, rtol=0, atol=1e-4)

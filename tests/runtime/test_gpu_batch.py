@@ -53,7 +53,7 @@ def run(engine, texts=None, limits=LIMITS):
 
 def captured(engine):
     """Numbers of rows whose decode step was captured."""
-    return {n for n, step in engine._batch.steps.items() if step.graph is not None}
+    return {n for n, step in engine.sequences.together.steps.items() if step.graph is not None}
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_single_sequences_between_batches_keep_their_graphs(make):
             after = [run(engine)[1], run(engine, prompts()[1:2], [9])[1]]
             for one, other in zip(itertools.chain(*before), itertools.chain(*after), strict=True):
                 assert torch.equal(one, other)
-        assert engine._sequence._graph is not None and captured(engine)
+        assert engine.sequence._graph is not None and captured(engine)
 
 
 def test_experts_computed_on_the_host_are_close(make):

@@ -66,7 +66,7 @@ def test_a_captured_step_equals_an_eager_one(folder, dtype):
         assert engine.runtime.capturable and not engine.runtime.plan.mapped_tables
         assert any("Qwen4ExpTextDecoderLayer" in note for note in engine.notes)
         captured = logits(engine)
-        assert engine._sequence._graph is not None
+        assert engine.sequence._graph is not None
     with build_engine(compose([*base, "cache.slots=20"])) as engine:
         engine.runtime.capturable = False
         assert torch.equal(logits(engine), captured)
@@ -108,7 +108,7 @@ def test_four_layers_of_the_real_shape():
             report = engine.generate(
                 prompt, max_new_tokens=17, ignore_eos=True, on_logits=seen.append
             )
-        assert engine._sequence._graph is not None
+        assert engine.sequence._graph is not None
         assert all(part.isfinite().all() for part in seen)
         assert len(report.token_ids) == 17
         assert report.phases[1].bytes["table"] == 16 * 16 * 320

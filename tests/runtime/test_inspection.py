@@ -11,6 +11,7 @@ from quantised import SINGLE, write_pair
 
 from residency.runtime.checkpoint import LENGTH_BYTES
 from residency.runtime.inspection import RESERVED_BYTES
+from residency.runtime.memory import plan_memory
 
 GIB = 1 << 30
 WIDE = {"COLUMNS": "200"}
@@ -33,12 +34,15 @@ def test_what_it_says_is_what_an_engine_takes(quantised):
     with tiny_engine(quantised, "model.context=256", "prefill.groups=2") as engine:
         plan = engine.runtime.plan.as_dict()
         model = sum(p.nbytes for p in engine.model.parameters())
+        gpu = torch.device("cuda")  # whose pools it tells of
+        on_gpu = plan_memory(engine.architecture, engine.policies, 256, device=gpu)
         banks = engine.banks
         assert sizes["expert_bytes"] == banks.layout.row_bytes
         assert sizes["layer_bytes"] == banks.layers[0].nbytes
         assert sizes["bank_bytes"] == sum(rows.nbytes for rows in banks.layers)
     assert sizes["weight_bytes"] == model
-    for key in ("dequantised_bytes", "staging_bytes", "kv_bytes", "workspace_bytes"):
+    assert sizes["workspace_bytes"] == on_gpu.workspace_bytes <= plan["workspace_bytes"]
+    for key in ("dequantised_bytes", "staging_bytes", "kv_bytes"):
         if key in plan:
             assert sizes[key] == plan[key], key
     assert sizes["dequantised_bytes"] > 0
@@ -81,7 +85,8 @@ def test_dense_layers_and_shared_experts(tmp_path, model_type, changes, expected
 
 def test_a_pool_is_what_is_left_of_the_memory():
     sizes = inspected("qwen3_30b_a3b", "model.context=4096")
-    fixed = sum(sizes[f"{key}_bytes"] for key in ("weight", "staging", "kv", "workspace"))
+    own = ("weight", "staging", "kv", "workspace", "graph", "policy")
+    fixed = sum(sizes[f"{key}_bytes"] for key in own)
     assert sizes["fixed_bytes"] == fixed + RESERVED_BYTES
     assert [pool["memory_bytes"] // GIB for pool in sizes["pools"][:7]] == [
         *(8, 12, 16, 24, 32, 48, 80)

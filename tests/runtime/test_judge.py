@@ -61,7 +61,7 @@ def composed(choice):
 def install(engine, choice):
     """As `Engine.reconfigured` does, without its garbage collection, which would be most of it."""
     policies = deepcopy(composed(choice))
-    engine._install(policies, plan_memory(engine.architecture, policies, engine.context))
+    engine._standing.install(policies, plan_memory(engine.architecture, policies, engine.context))
 
 
 @pytest.fixture(scope="module", params=architectures.CONFIGS)

@@ -39,6 +39,8 @@ MEMORY = {
     *("num_slots", "group_size", "ring", "staging_rows", "row_bytes", "bank_bytes"),
     *("weight_bytes", "dequantised_bytes", "kv_bytes", "workspace_bytes", "device_bytes"),
     *("table_bytes", "mapped_tables", "batch", "snapshot_bytes"),
+    *("policy_bytes", "graph_bytes", "reserve_bytes"),
+    *("pinned", "pinned_bytes"),
 }
 SOURCES = {"stream", "fetch", "d2d", "table", "activations"}
 ENVIRONMENT = {
