@@ -29,6 +29,7 @@ from residency.runtime.memory import GIB
 
 TARGETS = ("gpu", "hybrid", "cpu")
 WORTH_A_HOST = 0.95  # of gpu's time, what another target must stay below to be chosen
+LENGTHS = "workload.lengths"
 
 
 @dataclass(frozen=True)
@@ -178,13 +179,21 @@ class Planner:
         }
         if _keeps(candidate.config) and not self._asks_slots(candidate.config):
             sizes["cache.slots"] = fitted.memory.num_slots
-        final = compose([*candidate.overrides, *(f"{k}={v}" for k, v in sizes.items())])
+        words = [*candidate.overrides, *(f"{k}={v}" for k, v in sizes.items())]
+        final = compose(words)
+        if mends := [each.mend for each in final.conflicts() if self._is_ours(each)]:
+            final = compose([*words, *mends])
         _refuse(self._faults(final))
         return final
 
     def _faults(self, config: Config) -> list[Conflict]:
-        """But for a device that is not here."""
-        return [conflict for conflict in config.conflicts() if not conflict.concerns(("device",))]
+        """But for a device that is not here, and what the plan mends itself."""
+        faults = [each for each in config.conflicts() if not self._is_ours(each)]
+        return [each for each in faults if not each.concerns(("device",))]
+
+    def _is_ours(self, conflict: Conflict) -> bool:
+        """A bench of the usual lengths, for some of which the context has no room."""
+        return conflict.keys[0].startswith(LENGTHS) and not self._asks(LENGTHS)
 
     def _hit_rate(self, candidate: Candidate) -> float:
         keeps = _keeps(candidate.config)

@@ -10,7 +10,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,6 +22,7 @@ from residency.policies.step import Phase, Step
 from residency.runtime.banks import Banks
 from residency.runtime.counters import Counters, Source
 from residency.runtime.decode import DecodeExecutor
+from residency.runtime.executors import Decoder, Executor
 from residency.runtime.experts import Call, ExpertMath, Maths
 from residency.runtime.host_experts import HostExperts
 from residency.runtime.host_nodes import HostNodes
@@ -42,23 +43,6 @@ from residency.runtime.transfers import Transfers
 
 if TYPE_CHECKING:
     from residency.runtime.kernels.formats import ExpertShape
-
-
-class Executor(Protocol):
-    """Runs the experts of one layer in one phase."""
-
-    def layer(self, step: Step, call: Call) -> torch.Tensor:
-        """What the experts add: [T, H]."""
-
-
-class Decoder(Executor, Protocol):
-    """Runs the experts of decode steps."""
-
-    def prepare(self) -> None:
-        """The host's part, before a step: the device is done with the last one."""
-
-    def finish(self) -> None:
-        """The device's part, behind the last layer of a step; a graph may capture it."""
 
 
 @dataclass(frozen=True)

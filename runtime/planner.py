@@ -36,7 +36,7 @@ class Planner:
         device: torch.device,
         context: int,
         batch: int,
-        snapshots: int,
+        snapshots: int = 0,
     ) -> None:
         self._architecture = architecture
         self._device = device

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from command import assert_refused, residency
 from conftest import tiny_engine
 from machines import machine
@@ -59,7 +60,7 @@ def test_what_it_recommends_is_what_the_engine_would_take(big):
     from residency.runtime.offload import Policies
 
     policies = Policies(config["cache"], config["prefill"], config["decode"])
-    own = plan_memory(model.architecture, policies, model.context)
+    own = plan_memory(model.architecture, policies, model.context, device=torch.device("cuda"))
     for key in ("num_slots", "staging_rows", "kv_bytes", "workspace_bytes", "bank_bytes"):
         assert own.as_dict()[key] == memory[key], key
 

@@ -205,7 +205,8 @@ def test_what_a_run_wrote_runs_again(tmp_path):
 
 def test_each_command_takes_a_file(tmp_path):
     file = tmp_path / "c.yaml"
-    file.write_text(residency("bench", "model.context=512", "cache=none", "--cfg").stdout)
+    words = ("model.context=512", "workload.lengths=[16]", "cache=none")
+    file.write_text(residency("bench", *words, "--cfg").stdout)
     assert residency("bench", "--config", file, "--cfg").stdout == file.read_text()
     assert_refused(residency("run", "--config", file), "workload=bench", "workload=generate")
     assert residency("run", "--config", file, "workload=generate", "--cfg").exit_code == 0

@@ -114,7 +114,7 @@ def test_a_mode_takes_over_the_slots_as_they_are(checkpoint):
             totals = engine.generate(PROMPT, max_new_tokens=1).phases[0]
         assert totals.bytes["stream"] == engine.runtime.plan.bank_bytes
         assert torch.equal(engine.runtime.pool.id_of, held)
-        assert engine.policies is own
+        assert engine.policies == own
         assert engine.generate(PROMPT, max_new_tokens=1).phases[0].bytes["stream"] == 0
         with pytest.raises(ConfigError, match="groups=4"), engine.runtime.prefilling(other):
             pass
