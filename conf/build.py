@@ -88,6 +88,7 @@ def build_engine(
         batch=config.workload.batch if batch is None else batch,
         routing=config.model.routing(device),
         progress=progress,
+        verify_banks=config.root.debug.verify_banks,
         notes=[*config.model.notes(), *config.device.notes()],
         **config.device.engine_options(),
     )

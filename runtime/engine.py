@@ -17,6 +17,7 @@ from residency.runtime.architecture import Architecture
 from residency.runtime.batch import Batch
 from residency.runtime.batch_cache import check_batched
 from residency.runtime.environment import environment
+from residency.runtime.faults import Point, Work
 from residency.runtime.generation import Generation, decoded_texts, eos_of
 from residency.runtime.hooks import add_experts, attach, detach
 from residency.runtime.kept import Kept, check_continued
@@ -51,6 +52,7 @@ class Engine:
         routing: Routing | None = None,
         kernels: bool = True,
         allow_pageable: bool = False,
+        verify_banks: bool = False,
         progress: Progress | None = None,
         notes: Ids[str] = (),
     ) -> None:
@@ -61,6 +63,7 @@ class Engine:
         routing: replaces the model's routes; its tables lie on `device`.
         kernels: compute experts by kernels where the device has them, else in plain torch.
         allow_pageable: run with banks that could not be pinned, more slowly and without kernels.
+        verify_banks: at the end of each generation, compare them with what was loaded.
         notes: lines the report repeats, e.g. which device an automatic choice took.
         """
         self.device = device
@@ -77,23 +80,25 @@ class Engine:
         if not weights.made_up:
             plan = plan.with_checkpoint_tables(device)
         plan.check(device)
-        self._loaded = Loaded(
-            architecture,
-            weights,
-            device,
-            kernels=kernels,
-            allow_pageable=allow_pageable,
-            progress=progress,
-            mapped_tables=plan.mapped_tables,
-        )
-        self.model, self.banks = self._loaded.model, self._loaded.banks
-        self.tokenizer, self.load_s = self._loaded.tokenizer, self._loaded.load_s
-        self._loaded.fuse_layers(
-            Seam(position_of=lambda: self.runtime.position, add_experts=add_experts)
-        )
-        self.notes += self._loaded.notes
-        self._lessons = Lessons(self.model, architecture, device, self.made_up, routing is not None)
-        self._install(policies, plan)
+        with Work(Point.LOAD, plan, device):
+            self._loaded = loaded = Loaded(
+                architecture,
+                weights,
+                device,
+                kernels=kernels,
+                allow_pageable=allow_pageable,
+                progress=progress,
+                mapped_tables=plan.mapped_tables,
+                verify_banks=verify_banks,
+            )
+        with loaded.closed_on_failure():
+            self.model, self.banks = loaded.model, loaded.banks
+            self.tokenizer, self.load_s = loaded.tokenizer, loaded.load_s
+            loaded.fuse_layers(Seam(lambda: self.runtime.position, add_experts))
+            self.notes += loaded.notes
+            told = self.made_up, routing is not None
+            self._lessons = Lessons(self.model, architecture, device, *told)
+            self._install(policies, plan)
 
     @property
     def policies(self) -> Policies:
@@ -101,9 +106,8 @@ class Engine:
 
     def _plan(self, policies: Policies) -> MemoryPlan:
         check_profile(policies.prefill)
-        return plan_memory(
-            self.architecture, policies, self.context, self.batch, self._dequantised_bytes
-        )
+        sizes = self.context, self.batch, self._dequantised_bytes
+        return plan_memory(self.architecture, policies, *sizes)
 
     def _install(self, policies: Policies, plan: MemoryPlan) -> None:
         """Stand a runtime under these policies behind the model's experts."""
@@ -255,8 +259,8 @@ class Engine:
             continued,
             on_logits=on_logits,
         )
-        texts = decoded_texts(self.tokenizer, generation.tokens(ids, limits), len(ids), on_text)
-        self.runtime.check()
+        with self.runtime.generating():
+            texts = decoded_texts(self.tokenizer, generation.tokens(ids, limits), len(ids), on_text)
         return self._report(texts, ids, generation)
 
     def _rows_for(self, num_tokens: int, num_sequences: int) -> Rows:
@@ -277,18 +281,15 @@ class Engine:
         self, texts: list[str], prompts: list[list[int]], generation: Generation
     ) -> BatchReport:
         rows = self.runtime.counters.rows()
-        untimed = self.runtime.decode_is_fused  # its kernels copy, not the copy lane
-        decode_copy_s = None if untimed else generation.decode_copy_s
+        # Fused decode's kernels copy, not the copy lane.
+        decode_copy_s = None if self.runtime.decode_is_fused else generation.decode_copy_s
         phases = [
             PhaseTotals.of(Phase.PREFILL, rows, generation.prefill_s, generation.prefill_copy_s),
             PhaseTotals.of(Phase.DECODE, rows, sum(generation.step_s), decode_copy_s),
         ]
-        sequences = [
-            SequenceReport.of(*one)
-            for one in zip(texts, prompts, generation.continuations, strict=True)
-        ]
+        each = zip(texts, prompts, generation.continuations, strict=True)
         return BatchReport(
-            sequences=sequences,
+            sequences=[SequenceReport.of(*one) for one in each],
             step_s=generation.step_s,
             phases=phases,
             counters=rows,

@@ -86,15 +86,16 @@ class MemoryPlan:
         on_device = self.device_bytes - (self.weight_bytes if loaded else 0)
         host = 0 if loaded else self.bank_bytes + self._read_table_bytes
         host += on_device if device.type == "cpu" else 0
-        lower = f"{self._terms()}; lower cache.slots, prefill.ring or model.context"
+        lower = f"{self.terms()}; lower cache.slots, prefill.ring or model.context"
         lower += ", or decode fewer sequences at once" if self.batch > 1 else ""
         smaller = f"{lower}, or choose a smaller model"
         _require("host", host, free_host_bytes(), smaller)
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
-            _require("device", on_device, free, lower)
+            _require("device", on_device, free, f"{lower}; {device_use(device)}")
 
-    def _terms(self) -> str:
+    def terms(self) -> str:
+        """The sum, in words."""
         terms = {
             "banks": self.bank_bytes,
             **({"host tables": self._read_table_bytes} if self.table_bytes else {}),
@@ -177,6 +178,22 @@ def _require(where: str, needed: int, free: int, how: str) -> None:
         raise CapacityError(
             f"{where} memory: {needed / GIB:.2f} GiB needed, {free / GIB:.2f} GiB free ({how})"
         )
+
+
+def device_use(device: torch.device | None) -> str:
+    """Who holds a GPU's memory, in words; nothing of a device that no one else could hold."""
+    if device is None or device.type != "cuda":
+        return ""
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+    except RuntimeError:  # it answers nothing any more
+        return ""
+    own = torch.cuda.memory_reserved(device)
+    others = max(0, total - free - own)
+    return (
+        f"of its {total / GIB:.2f} GiB this process holds {own / GIB:.2f} and other processes and "
+        f"CUDA itself {others / GIB:.2f}"
+    )
 
 
 def free_host_bytes() -> int:

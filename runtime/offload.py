@@ -15,13 +15,14 @@ import torch
 
 from residency.policies.cache import CachePolicy
 from residency.policies.decode import DecodeTarget
-from residency.policies.errors import ConfigError
+from residency.policies.errors import ConfigError, DeviceError
 from residency.policies.prefill import PrefillMode
 from residency.policies.step import Phase, Step
 from residency.runtime.banks import Banks
 from residency.runtime.counters import Counters, Source
 from residency.runtime.decode import DecodeExecutor
 from residency.runtime.experts import Call, ExpertMath, Maths
+from residency.runtime.faults import Health, Point, Work
 from residency.runtime.host_experts import HostExperts
 from residency.runtime.host_nodes import HostNodes
 from residency.runtime.lanes import Lanes
@@ -96,11 +97,13 @@ class OffloadRuntime:
         self.routing = routing
         self.recorder: RouteRecorder | None = None
         self._table_reads = list(table_reads)
-        self.rows = torch.zeros(plan.num_rows, layout.row_bytes, dtype=torch.uint8, device=device)
-        self.lanes = Lanes(device)
-        self.counters = Counters(space.num_layers, layout.row_bytes, device)
         probe(policies.cache, space)
-        self.pool = SlotPool(space, plan.num_slots, policies.cache, device)
+        with Work(Point.POOL, plan, device):
+            shape_of_rows = plan.num_rows, layout.row_bytes
+            self.rows = torch.zeros(shape_of_rows, dtype=torch.uint8, device=device)
+            self.lanes = Lanes(device)
+            self.counters = Counters(space.num_layers, layout.row_bytes, device)
+            self.pool = SlotPool(space, plan.num_slots, policies.cache, device)
         # Index of the last token seen, over the engine's life; the first token has index 0.
         self.clock = torch.full((), -1, dtype=torch.int64, device=device)
         self.tokens_seen = 0
@@ -108,6 +111,7 @@ class OffloadRuntime:
         self.tokens_behind = 0  # tokens of the prompt in flight that come after this chunk
         self.begun_with: list[str] = []  # lines for a report, where it did not begin empty
         self._phase: Phase | None = None
+        self.health = Health()
         transfers = Transfers(banks, self.rows, self.lanes, self.counters)
         ring = StagingRing(plan.num_slots, plan.ring, plan.group_size, self.lanes)
         maths: Maths = ExpertMath(layout, self.rows)
@@ -173,19 +177,42 @@ class OffloadRuntime:
         behind: tokens of the prompt that come after the chunk.
         """
         self.tokens_behind = behind
-        self.prepare(phase, num_tokens)
-        with self.recorded(phase, num_tokens):
-            try:
+        point = Point.PREFILL if phase is Phase.PREFILL else Point.DECODE
+        with self.whole(point):
+            self.prepare(phase, num_tokens)
+            with self.recorded(phase, num_tokens):
                 if phase is Phase.PREFILL:
                     promoted = self.pool.promoted(num_tokens, behind)
                     self._prefill.begin(num_tokens, self.tokens_seen - 1, promoted)
                 yield
                 if phase is Phase.PREFILL:
                     self._prefill.end()
+        self.position += num_tokens
+
+    @contextmanager
+    def whole(self, point: Point) -> Iterator[None]:
+        """Inside, a step runs to its end or is broken off; its faults are told as of `point`."""
+        with Work(point, self.plan, self.lanes.device):
+            try:
+                yield
             except BaseException:
                 self._break_off()
                 raise
-        self.position += num_tokens
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """Around a whole generation: some faults are told only when the device is asked for a
+        result. Raises DeviceError at once where nothing can run any more.
+        """
+        self.health.require()
+        try:
+            with Work(Point.GENERATE, self.plan, self.lanes.device):
+                yield
+                self.check()
+        except DeviceError:
+            self._break_off()
+            raise
+        self.health.require_same(self.banks)
 
     def prepare(self, phase: Phase, num_tokens: int) -> None:
         """The host's part of a step, due before each one, replayed steps included."""
@@ -232,11 +259,12 @@ class OffloadRuntime:
 
     def _break_off(self) -> None:
         """After a step that did not end: an expert may have its slot and not its bytes yet, so
-        the slots are emptied; policies keep their memory.
+        the slots are emptied; policies keep their memory. Raises DeviceError where that fails.
         """
-        self.lanes.synchronize()
-        self._prefill.abort()
-        self.pool.empty()
+        with self.health.undoing():
+            self.lanes.synchronize()
+            self._prefill.abort()
+            self.pool.empty()
 
     def choices(self) -> list[Chosen]:
         """What the prefill mode chose, where it had a choice, since the last call."""
@@ -249,7 +277,7 @@ class OffloadRuntime:
 
     def notes(self) -> list[str]:
         """Lines for a report, on what has run."""
-        notes = [*self.begun_with, *self.quotas.notes()]
+        notes = [*self.begun_with, *self.quotas.notes(), *self.banks.notes()]
         beside = self.policies.decode.computes_on_host(self.banks.space.num_layers)
         if self.rows.device.type == "cuda" and beside and not self.capturable:
             notes.append("decode runs outside a graph: no native function computes these experts")
