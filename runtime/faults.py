@@ -51,7 +51,7 @@ MENDS = {
 # How torch, and what it calls, say it where they have no class for it.
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|ALLOC_FAILED", re.IGNORECASE)
 DEVICE = re.compile(r"\b(CUDA|CUBLAS|CUDNN|cu[A-Z]\w+)\b.*error|\bCU(BLAS|DNN)_STATUS_")
-ASKED = re.compile(r"tried to allocate ([\d.]+) ([KMGT]?i?B|bytes)", re.IGNORECASE)
+ASKED = re.compile(r"tried to allocate ([\d.]+) (bytes|[KMGT]?i?B)", re.IGNORECASE)
 
 RESTART = "nothing can run in this process any more; start it again"
 
@@ -83,7 +83,11 @@ class Work:
 
     def __enter__(self) -> Work:
         if _armed and (action := _armed.get(self.point)):
-            action()
+            try:
+                action()
+            except BaseException as error:
+                self.__exit__(type(error), error, error.__traceback__)
+                raise
         return self
 
     def __exit__(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from residency.policies.errors import ConfigError
+from residency.runtime.memory import GIB, free_host_bytes
 from residency.runtime.results import write_whole
 from residency.runtime.traces.trace import USUAL_PHASES, Array, Phases, Trace, trace_of
 
@@ -96,6 +97,15 @@ def _places(requests: Array | None, num_tokens: int) -> Array:
     return places - np.repeat(starts, lengths)
 
 
+def _require_memory(archive: zipfile.ZipFile) -> None:
+    """A few bytes may unpack to any number of them."""
+    unpacked, free = sum(info.file_size for info in archive.infolist()), free_host_bytes()
+    if unpacked > free:
+        raise ConfigError(
+            f"unpacks to {unpacked / GIB:.2f} GiB of memory, and {free / GIB:.2f} GiB are free"
+        )
+
+
 def _load(file: Path) -> Mapping[str, Array]:
     try:
         with file.open("rb") as stream:
@@ -103,7 +113,10 @@ def _load(file: Path) -> Mapping[str, Array]:
             if isinstance(loaded, np.ndarray):
                 return {EXPERT_IDS: loaded}
             with loaded:
+                _require_memory(loaded.zip)
                 return {name: np.asarray(loaded[name]) for name in loaded.files}
+    except (MemoryError, OverflowError) as error:
+        raise ConfigError("its arrays say that they are larger than memory") from error
     except (ValueError, TypeError, KeyError, IndexError, OSError, EOFError) as error:
         raise ConfigError(f"not an .npz with {EXPERT_IDS} ({error})") from error
     except (zipfile.BadZipFile, zlib.error) as error:

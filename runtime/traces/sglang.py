@@ -8,8 +8,8 @@ hold counts, from which no route can be told.
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ def read_sglang(file: Path, phases: Phases = USUAL_PHASES) -> Trace:
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
         records = [dict(record) for record in content["records"]]
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
         raise ConfigError(f"not a .pt file of plain tensors ({error})") from error
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(_no_routes("there are no records")) from error

@@ -1,0 +1,325 @@
+"""Whatever is written: a config, a file of another's; only errors of ours come out, in one line."""
+
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from command import assert_one_line
+from hypothesis import HealthCheck, example, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from made_traces import made_trace
+
+from residency.conf import compose
+from residency.conf.options import GROUPS, option_names, option_node
+from residency.conf.root import root_leaves
+from residency.conf.saved import read_saved
+from residency.policies.errors import CheckpointError, ConfigError, ResidencyError
+from residency.runtime.checkpoint import Checkpoint
+from residency.runtime.cost_profile import read_profile
+from residency.runtime.state_file import SavedState
+from residency.runtime.traces.importing import Hints, import_trace
+from residency.runtime.traces.reading import read
+from residency.runtime.traces.writing import save
+
+MOST_BYTES = 64 << 20  # that a reader of a file of a few KB may take
+quick = examples(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    deadline=None,
+)
+
+
+def only_ours(work):
+    """What `work` answers, or None where it is refused as it should be."""
+    tracemalloc.start()
+    try:
+        answer = work()
+    except ResidencyError as error:
+        answer = None
+        assert_one_line(str(error))
+    finally:
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert most < MOST_BYTES
+    return answer
+
+
+# Overrides.
+
+KEYS = [
+    *GROUPS,
+    "experiment",
+    *root_leaves(),
+    *(f"{g}.{key}" for g in GROUPS for name in option_names(g) for key in option_node(g, name)),
+]
+anything = st.text(max_size=20)
+special = st.lists(
+    st.sampled_from(
+        [*"'\"\\{}[](),=:$?~+@#!*&%|<> \n\t", "${", "oc.env:", "???", "null", "é", "💥"]
+    ),
+    max_size=12,
+).map("".join)
+number = st.one_of(
+    st.integers(-(10**40), 10**40).map(str),
+    st.floats().map(repr),
+    st.sampled_from(["1e999", "-0", "0x1F", "1_000", "1e-400", ".nan", "-inf", "9" * 400]),
+)
+nested = st.recursive(
+    st.one_of(number, special, st.sampled_from(["a", "'b'", '"c"'])),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda each: f"[{','.join(each)}]"),
+        st.lists(inner, max_size=3).map(
+            lambda each: "{" + ",".join(f"k{n}:{v}" for n, v in enumerate(each)) + "}"
+        ),
+    ),
+    max_leaves=6,
+)
+name = st.one_of(st.sampled_from(KEYS), anything, st.sampled_from(["hydra.run.dir", "a.b.c", ""]))
+override = st.one_of(
+    anything,
+    special,
+    st.builds(
+        lambda sign, key, value: f"{sign}{key}={value}",
+        st.sampled_from(["", "", "", "+", "++", "~"]),
+        name,
+        st.one_of(anything, special, number, nested),
+    ),
+)
+
+
+@quick
+@examples(max_examples=150)
+@given(overrides=st.lists(override, min_size=1, max_size=2))
+@example(["model.context=" + "9" * 5000])
+@example(["cache.slots=" + "[" * 300])
+@example(["workload.prompt=${oc.env:HOME}"])
+@example(["cache=\0"])
+@example(["model.path='\ud800'"])
+@example(["cache@a=lru", "cache=lrfu"])
+@example(["cache.slots=1e400"])
+@example(["cache._target_=é.ü"])
+@example(["++cache.a.b.c=1"])
+@example(["debug=3"])
+@example(["debug.verify_banks={a:1}"])
+@example(["device.threads=1" + "0" * 30])
+def test_any_override_is_composed_or_refused_in_one_line(overrides):
+    config = only_ours(lambda: compose(overrides))
+    if config is not None:
+        config.yaml()
+        for conflict in only_ours(lambda: list(config.faults(*GROUPS))) or []:
+            assert_one_line(str(conflict))
+
+
+# Files.
+
+
+def damaged(whole):
+    """Of a file's bytes: some changed, some gone, some more, or others altogether."""
+    places = st.lists(
+        st.tuples(st.integers(0, len(whole) - 1), st.integers(0, 255)), min_size=1, max_size=6
+    )
+
+    def changed(pairs):
+        content = bytearray(whole)
+        for place, byte in pairs:
+            content[place] = byte
+        return bytes(content)
+
+    def cut(pair):
+        first, last = sorted(pair)
+        return whole[:first] + whole[last:]
+
+    where = st.integers(0, len(whole))
+    head = st.binary(max_size=8).map(lambda start: start + whole[len(start) :])
+    return st.one_of(
+        places.map(changed),
+        st.tuples(where, where).map(cut),
+        st.tuples(where, st.binary(max_size=30)).map(
+            lambda p: whole[: p[0]] + p[1] + whole[p[0] :]
+        ),
+        head,
+        st.binary(max_size=200),
+    )
+
+
+def files(folder):
+    """Every kind of trace that is read, valid and small, by its name."""
+    trace = made_trace(0, tokens=12, prompts=[(2, 5)])
+    for suffix in ("safetensors", "npz"):
+        save(trace, folder / f"own.{suffix}", "FILE")
+    np.save(folder / "bare.npy", trace.ids_NLK)
+    ids = trace.ids_NLK.tolist()
+    lines = [{"routed_experts": ids, "prompt_tokens": 3, "domain": "a"}] * 2
+    (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    parts = [
+        {"token": t, "layer": layer, "experts": ids[t][layer], "phase": "decode"}
+        for t in range(3)
+        for layer in range(2)
+    ]
+    (folder / "parts.jsonl").write_text("\n".join(map(json.dumps, parts)))
+    passes = torch.tensor(ids).permute(1, 0, 2)
+    record = {"forward_pass_id": 1, "forward_mode": 2, "topk_ids_of_layer": passes}
+    torch.save({"records": [record]}, folder / "sglang.pt")
+
+
+NAMES = ("own.safetensors", "own.npz", "bare.npy", "requests.jsonl", "parts.jsonl", "sglang.pt")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("fuzz")
+    files(made)
+    return made
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_files_are_valid_before_they_are_damaged(folder, name):
+    assert import_trace(str(folder / name)).num_tokens
+
+
+@pytest.mark.parametrize("name", NAMES)
+@quick
+@examples(max_examples=60)
+@given(data=st.data())
+def test_a_damaged_trace_is_read_or_refused(folder, name, data):
+    file = folder / f"damaged-{name}"
+    file.write_bytes(data.draw(damaged((folder / name).read_bytes())))
+    hints = Hints(num_layers=2, top_k=2, prompt_tokens=data.draw(st.sampled_from([None, 3])))
+    for reader in (lambda: import_trace(str(file), hints), lambda: read(file)):
+        trace = only_ours(reader)
+        if trace is not None:
+            assert 0 <= trace.ids_NLK.min() and trace.ids_NLK.max() < trace.space.num_experts
+            assert trace.step_offsets[-1] == trace.num_tokens == len(trace.requests_N)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["routed_experts", "choices", "meta_info", "token", "layer", "experts", "request"]
+            )
+            | st.text(max_size=5),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@quick
+@examples(max_examples=120)
+@given(lines=st.lists(json_values, min_size=1, max_size=3))
+@example([{"routed_experts": [[[1, 2]]], "choices": 3}])
+@example([{"experts": [1], "layer": 10**30, "token": 0}])
+@example([{"experts": [1e300], "layer": 0, "token": 0}])
+@example([{"token": float("inf"), "layer": 0, "experts": [1]}])
+@example([{"routed_experts": [[[10**30]]]}])
+@example([{"routed_experts": [[[1]]], "prompt_tokens": True}])
+def test_any_json_lines_are_read_or_refused(folder, lines):
+    file = folder / "any.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    only_ours(lambda: import_trace(str(file)))
+
+
+@quick
+@examples(max_examples=30)
+@given(depth=st.sampled_from([10, 1000, 100_000]), kind=st.sampled_from(["[", '{"a":']))
+def test_json_that_is_nested_without_end_is_refused(folder, depth, kind):
+    for name, reader in {
+        "deep.jsonl": lambda file: import_trace(str(file)),
+        "deep.json": read_saved,
+        "costs.json": read_profile,
+    }.items():
+        file = folder / name
+        file.write_text(kind * depth)
+        only_ours(lambda reader=reader, file=file: reader(file))
+
+
+def test_a_saved_config_that_is_damaged_is_read_or_refused(folder):
+    whole = compose(["cache=lru", "prefill=demand"]).yaml().encode()
+    file = folder / "config.yaml"
+
+    @quick
+    @examples(max_examples=40)
+    @given(content=damaged(whole))
+    def look(content):
+        file.write_bytes(content)
+        only_ours(lambda: compose([], saved=read_saved(file)))
+
+    look()
+
+
+def test_a_cost_profile_that_is_damaged_is_read_or_none(folder):
+    costs = {"expert_s": 0.1, "answer_s": 0.1, "gap_s": {"1": 0.5}}
+    whole = json.dumps({"version": 1, "costs": costs}).encode()
+    file = folder / "profile.json"
+
+    @quick
+    @examples(max_examples=150)
+    @given(content=damaged(whole) | json_values.map(lambda value: json.dumps(value).encode()))
+    def look(content):
+        file.write_bytes(content)
+        costs = read_profile(file)
+        assert costs is None or 0 < costs["expert_s"] < 1e3
+
+    look()
+
+
+def test_a_state_file_that_is_damaged_is_read_or_refused(checkpoint, folder):
+    from conftest import tiny_engine
+
+    file, damaged_file = folder / "state.safetensors", folder / "damaged.safetensors"
+    with tiny_engine(checkpoint, "cache=lru", "cache.slots=6") as engine:
+        engine.generate([3, 4, 5], max_new_tokens=3)
+        engine.save_state(file)
+        space = engine.architecture.space
+    policy = compose(["cache=lru", f"cache.warm_start='{damaged_file}'"]).policies.cache
+
+    @quick
+    @examples(max_examples=80)
+    @given(content=damaged(file.read_bytes()))
+    def look(content):
+        damaged_file.write_bytes(content)
+        state = only_ours(lambda: SavedState.read(policy, space))
+        if state is not None:
+            assert (0 <= state.slots).all() and (state.slots <= space.num_ids).all()
+            held = state.slots[state.slots != space.sink].tolist()
+            assert len(set(held)) == len(held)
+
+    look()
+
+
+def test_a_checkpoint_whose_headers_are_damaged_is_read_or_refused(sharded):
+    index = sharded / "model.safetensors.index.json"
+    shard = sorted(sharded.glob("*.safetensors"))[0]
+    for file in (index, shard):
+        whole = file.read_bytes()
+
+        @quick
+        @examples(max_examples=50)
+        @given(content=damaged(whole[:400]))
+        def look(content, file=file, whole=whole):
+            file.write_bytes(content + whole[400:])
+            try:
+                Checkpoint(sharded)
+            except CheckpointError as error:
+                assert_one_line(str(error))
+
+        look()
+        file.write_bytes(whole)
+
+
+def test_errors_are_ours_alone():
+    with pytest.raises(ZeroDivisionError):
+        only_ours(lambda: 1 / 0)
+    assert only_ours(lambda: compose(["cache=lru"]))
+
+    def refuses():
+        raise ConfigError("x")
+
+    assert only_ours(refuses) is None
