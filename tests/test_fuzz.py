@@ -25,10 +25,12 @@ from residency.runtime.traces.reading import read
 from residency.runtime.traces.writing import save
 
 MOST_BYTES = 64 << 20  # that a reader of a file of a few KB may take
-quick = examples(
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    deadline=None,
-)
+
+
+def few(number):
+    """Settings of a test that writes files and composes."""
+    suppressed = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    return examples(max_examples=number, deadline=None, suppress_health_check=suppressed)
 
 
 def only_ours(work):
@@ -89,8 +91,7 @@ override = st.one_of(
 )
 
 
-@quick
-@examples(max_examples=150)
+@few(150)
 @given(overrides=st.lists(override, min_size=1, max_size=2))
 @example(["model.context=" + "9" * 5000])
 @example(["cache.slots=" + "[" * 300])
@@ -180,8 +181,7 @@ def test_the_files_are_valid_before_they_are_damaged(folder, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@quick
-@examples(max_examples=60)
+@few(60)
 @given(data=st.data())
 def test_a_damaged_trace_is_read_or_refused(folder, name, data):
     file = folder / f"damaged-{name}"
@@ -211,8 +211,7 @@ json_values = st.recursive(
 )
 
 
-@quick
-@examples(max_examples=120)
+@few(120)
 @given(lines=st.lists(json_values, min_size=1, max_size=3))
 @example([{"routed_experts": [[[1, 2]]], "choices": 3}])
 @example([{"experts": [1], "layer": 10**30, "token": 0}])
@@ -226,8 +225,7 @@ def test_any_json_lines_are_read_or_refused(folder, lines):
     only_ours(lambda: import_trace(str(file)))
 
 
-@quick
-@examples(max_examples=30)
+@few(30)
 @given(depth=st.sampled_from([10, 1000, 100_000]), kind=st.sampled_from(["[", '{"a":']))
 def test_json_that_is_nested_without_end_is_refused(folder, depth, kind):
     for name, reader in {
@@ -244,8 +242,7 @@ def test_a_saved_config_that_is_damaged_is_read_or_refused(folder):
     whole = compose(["cache=lru", "prefill=demand"]).yaml().encode()
     file = folder / "config.yaml"
 
-    @quick
-    @examples(max_examples=40)
+    @few(40)
     @given(content=damaged(whole))
     def look(content):
         file.write_bytes(content)
@@ -259,8 +256,7 @@ def test_a_cost_profile_that_is_damaged_is_read_or_none(folder):
     whole = json.dumps({"version": 1, "costs": costs}).encode()
     file = folder / "profile.json"
 
-    @quick
-    @examples(max_examples=150)
+    @few(150)
     @given(content=damaged(whole) | json_values.map(lambda value: json.dumps(value).encode()))
     def look(content):
         file.write_bytes(content)
@@ -280,8 +276,7 @@ def test_a_state_file_that_is_damaged_is_read_or_refused(checkpoint, folder):
         space = engine.architecture.space
     policy = compose(["cache=lru", f"cache.warm_start='{damaged_file}'"]).policies.cache
 
-    @quick
-    @examples(max_examples=80)
+    @few(80)
     @given(content=damaged(file.read_bytes()))
     def look(content):
         damaged_file.write_bytes(content)
@@ -300,8 +295,7 @@ def test_a_checkpoint_whose_headers_are_damaged_is_read_or_refused(sharded):
     for file in (index, shard):
         whole = file.read_bytes()
 
-        @quick
-        @examples(max_examples=50)
+        @few(50)
         @given(content=damaged(whole[:400]))
         def look(content, file=file, whole=whole):
             file.write_bytes(content + whole[400:])

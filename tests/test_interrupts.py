@@ -44,7 +44,7 @@ def test_a_signal_ends_a_command_in_one_line(tmp_path, monkeypatch, command, sta
         monkeypatch.setattr(Shards, "read", lambda *args: (send(), read(*args))[1])
         result = residency(*command, "--out", tmp_path)
     else:
-        with armed(stage, sends(number, at=2)):
+        with armed(stage, sends(number, at=1)):
             result = residency(*command, "--out", tmp_path)
     status, word = ENDS[number]
     assert result.exit_code == status, result.output

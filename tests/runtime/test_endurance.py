@@ -4,6 +4,7 @@ benchmarks/endurance.py does the same for longer on a trained model.
 """
 
 import gc
+import itertools
 import weakref
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from conftest import tiny_engine
 from test_benchmarks import BENCHMARKS, script
 
+from residency.conf import build_engine, compose
 from residency.runtime.banks import Banks
 from residency.runtime.engine import Engine
 from residency.runtime.offload import OffloadRuntime
@@ -30,7 +32,7 @@ def test_turns_leave_a_process_as_large_as_it_was(checkpoint, endurance, mode):
     ) as engine:
         rows = endurance.endure(engine, 60)
     assert max(row["held_tokens"] for row in rows) > 500, "turns continue one another"
-    assert any(a["held_tokens"] > b["held_tokens"] for a, b in zip(rows, rows[1:], strict=False))
+    assert any(a["held_tokens"] > b["held_tokens"] for a, b in itertools.pairwise(rows))
     assert all(row["lookups"] and row["bytes"] for row in rows)
     warm = rows[12:]
     for key in ("tensors", "threads", "open_files"):
@@ -78,9 +80,10 @@ def test_engines_leave_nothing_on_a_gpu_or_pinned(checkpoint, monkeypatch):
             return driver.cudaHostUnregister(*args)
 
     monkeypatch.setattr(torch.cuda, "cudart", lambda: Counting())
+    model = ["model=folder", f"model.path={checkpoint}", "model.dtype=float32"]
     held = []
     for _ in range(20):
-        with tiny_engine(checkpoint, "device=cuda", "cache.slots=6") as engine:
+        with build_engine(compose([*model, "device=cuda", "cache.slots=6"])) as engine:
             engine.generate([1, 2, 3], max_new_tokens=4, ignore_eos=True)
         del engine
         gc.collect()

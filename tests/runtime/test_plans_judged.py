@@ -66,7 +66,7 @@ def judged_rest(ways, ahead, resident, welcome, routed, landed):
     return True
 
 
-@examples(max_examples=400)
+@examples(max_examples=120)
 @given(ways=plans | tidy, waits=st.booleans(), resident=masks)
 def test_no_plan_ahead_passes_that_cannot_be_right(ways, waits, resident):
     view = LayerView(layer=3, num_tokens=2, resident=resident, welcome=torch.ones_like(resident))
@@ -78,7 +78,7 @@ def test_no_plan_ahead_passes_that_cannot_be_right(ways, waits, resident):
             plan_ahead(mode, view)
 
 
-@examples(max_examples=600)
+@examples(max_examples=200)
 @given(
     ways=plans | tidy,
     first=masks,
@@ -107,7 +107,7 @@ def test_both_verdicts_occur():
     """Of plans as they are drawn above, so that neither side is idle."""
     found = set()
 
-    @examples(max_examples=200, database=None)
+    @examples(max_examples=60, database=None)
     @given(ways=tidy, resident=masks)
     def look(ways, resident):
         found.add(judged_ahead(ways, True, resident))

@@ -131,5 +131,5 @@ class Course(RuleBasedStateMachine):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_course_keeps_the_invariants(policy):
     case = type(f"Course_{policy}", (Course,), {"policy": policy}).TestCase
-    case.settings = examples(max_examples=12, stateful_step_count=25, deadline=None)
+    case.settings = examples(max_examples=8, stateful_step_count=20, deadline=None)
     case().runTest()
