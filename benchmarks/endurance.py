@@ -103,12 +103,10 @@ def check_counters(engine: Engine, report: Report) -> None:
         assert sum(phase.bytes.values()) == sum(sum(row.bytes.values()) for row in own)
 
 
-def turns(
-    engine: Engine, count: int, seed: int = 0, room: int = ROOM
-) -> Iterator[tuple[int, Report]]:
+def turns(engine: Engine, count: int, seed: int = 0) -> Iterator[tuple[int, Report]]:
     """(tokens held behind the turn, its report). Prompts are random ids of the vocabulary."""
     draw, vocabulary = random.Random(seed), engine.architecture.config.get_text_config().vocab_size
-    held_tokens, last = 0, -1
+    held_tokens, last, room = 0, -1, min(ROOM, engine.context)
     for _ in range(count):
         size = draw.randint(1, LONGEST_PROMPT)
         answer = draw.randint(1, LONGEST_ANSWER)

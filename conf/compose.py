@@ -145,7 +145,7 @@ def _parsed(overrides: Sequence[str]) -> list[Override]:
     for text in overrides:
         try:
             parsed.append(parser.parse_override(text))
-        except HydraException as error:
+        except (HydraException, ValueError, RecursionError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(
                 f"{text or repr(text)}: not an override of the form key=value in Hydra's syntax "

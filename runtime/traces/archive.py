@@ -7,6 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from residency.runtime.traces.trace import USUAL_PHASES, Array, Phases, Trace, t
 
 EXPERT_IDS, NUM_EXPERTS = "expert_ids", "num_experts"
 STEPS = ("step_offsets", "step_decodes", "step_admits")
+# What numpy raises for an .npy that is none: its header is parsed as Python's literals are.
+BROKEN = (ValueError, TypeError, KeyError, IndexError, OSError, EOFError, SyntaxError, TokenError)
 BEHIND, PASSED, LANDED = "step_behind", "passed", "landed"
 
 
@@ -117,7 +120,7 @@ def _load(file: Path) -> Mapping[str, Array]:
                 return {name: np.asarray(loaded[name]) for name in loaded.files}
     except (MemoryError, OverflowError) as error:
         raise ConfigError("its arrays say that they are larger than memory") from error
-    except (ValueError, TypeError, KeyError, IndexError, OSError, EOFError) as error:
+    except BROKEN as error:
         raise ConfigError(f"not an .npz with {EXPERT_IDS} ({error})") from error
-    except (zipfile.BadZipFile, zlib.error) as error:
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
         raise ConfigError(f"damaged ({error})") from error

@@ -1,6 +1,7 @@
 """Invariant 5, nothing accepted is inert: each key changes something that can be observed."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from residency.conf.options import GROUPS, option_names, option_node
 from residency.conf.replaying import ask
 from residency.conf.root import root_leaves
 from residency.policies.cache.lru import Lru
-from residency.policies.errors import CapacityError, ConfigError, WorkloadError
+from residency.policies.errors import CapacityError, ConfigError, DeviceError, WorkloadError
 from residency.policies.step import IdSpace, Phase, Step
 from residency.runtime.bench.measure import Meter
 from residency.runtime.bench.modes import Course
@@ -616,12 +617,22 @@ def allow_custom(bench):
     assert type(bench.compose(own, "allow_custom=true").policies.cache) is OwnPolicy
 
 
+def verify_banks(bench):
+    """whether a changed bank is noticed"""
+    for asked, raised in (("true", pytest.raises(DeviceError)), ("false", nullcontext())):
+        with tiny_engine(bench.checkpoint, f"debug.verify_banks={asked}") as engine:
+            engine.banks.layers[0][0, 0] ^= 1
+            with raised:
+                engine.generate(PROMPT, max_new_tokens=1)
+
+
 class OwnPolicy(Lru):
     """Of no installed package."""
 
 
 ROWS = {
     "allow_custom": allow_custom,
+    "debug.verify_banks": verify_banks,
     "model.layers": layers,
     "model.format": form,
     "model.routing": routing,
