@@ -71,4 +71,5 @@ def _fields(schema: type) -> Iterator[tuple[str, type | None]]:
     types = get_type_hints(schema)
     for field in dataclasses.fields(schema):
         kind = types[field.name]
-        yield field.name, kind if dataclasses.is_dataclass(kind) else None
+        holds_keys = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+        yield field.name, kind if holds_keys else None

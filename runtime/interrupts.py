@@ -49,8 +49,8 @@ def held_back() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             _restore(number, handler)
-        for number in waiting[:1]:
-            signal.raise_signal(number)
+        for came in waiting[:1]:
+            signal.raise_signal(came)
 
 
 def _is_main() -> bool:
