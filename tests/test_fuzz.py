@@ -3,6 +3,7 @@
 import base64
 import json
 import tracemalloc
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -12,12 +13,14 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from made_traces import made_trace
+from safetensors.torch import save_file
 
 from residency.conf import compose
 from residency.conf.options import GROUPS, option_names, option_node
 from residency.conf.root import root_leaves
 from residency.conf.saved import read_saved
 from residency.policies.errors import ConfigError, ResidencyError
+from residency.policies.step import IdSpace
 from residency.runtime.checkpoint import Checkpoint
 from residency.runtime.cost_profile import read_profile
 from residency.runtime.state_file import SavedState
@@ -307,6 +310,34 @@ def test_a_state_file_that_is_damaged_is_read_or_refused(checkpoint, folder):
             assert len(set(held)) == len(held)
 
     look()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("slots", [0, 1, 1]),
+        ("slots", [0, 25, 24]),
+        ("slots", [-1, 24, 24]),
+        ("clock", [-2]),
+        ("clock", [1 << 60]),
+        ("clock", [1, 2]),
+        ("policy.keys", [0] * 24),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused(tmp_path, name, value):
+    policy = compose(["cache=lru", f"cache.warm_start='{tmp_path / 'state'}'"]).policies.cache
+    space = IdSpace(num_layers=3, num_experts=8, top_k=2)
+    tensors = {"slots": torch.tensor([3, 24, 5]).int(), "clock": torch.tensor([7])}
+    tensors["policy.keys"] = torch.zeros(25, dtype=torch.int64)
+    head = {"format": "residency-state", "version": "1", "policy": policy.name}
+    head |= {"config": json.dumps(asdict(policy.config)), "model": json.dumps(asdict(space))}
+    save_file(tensors, tmp_path / "state", head)
+    assert SavedState.read(policy, space).clock == 7
+    tensors[name] = torch.tensor(value, dtype=tensors[name].dtype)
+    save_file(tensors, tmp_path / "state", head)
+    with pytest.raises(ConfigError) as caught:
+        SavedState.read(policy, space)
+    assert_one_line(str(caught.value), "cache.warm_start=", tmp_path)
 
 
 @pytest.mark.parametrize("part", ["index.json", "safetensors"])
