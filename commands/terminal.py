@@ -17,6 +17,7 @@ from residency.commands.completion import complete_overrides
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+TERMINATED = 143
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -64,14 +65,22 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """One clear line and exit status 2 for what a user can mend, 130 for ctrl-C."""
+    """One clear line, and exit status 2 for what a user can mend, 130 for ctrl-C, 143 for SIGTERM.
+
+    Whatever ends it, files are whole or as they were.
+    """
     from residency.policies.errors import ResidencyError
+    from residency.runtime.interrupts import Terminated, termination
 
     try:
-        yield
+        with termination():
+            yield
     except ResidencyError as error:
         err.print(f"error: {error}", markup=False, soft_wrap=True)
         raise typer.Exit(USAGE_ERROR) from None
+    except Terminated:
+        err.print("\nterminated: no file was left half written")
+        raise typer.Exit(TERMINATED) from None
     except KeyboardInterrupt:
-        err.print("\ninterrupted: nothing was written")
+        err.print("\ninterrupted: no file was left half written")
         raise typer.Exit(INTERRUPTED) from None

@@ -97,6 +97,7 @@ def build_engine(
         routing=config.model.routing(device),
         progress=progress,
         fixed_costs=fixed_costs,
+        verify_banks=config.root.debug.verify_banks,
         notes=[*config.model.notes(), *config.device.notes()],
         **config.device.engine_options(),
     )

@@ -158,7 +158,7 @@ def parsed(overrides: Sequence[str], options: Any = None) -> list[Override]:
         try:
             parsed.append(parser.parse_override(text))
             parsed[-1].config_loader = options
-        except HydraException as error:
+        except (HydraException, ValueError, RecursionError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(
                 f"{text or repr(text)}: not an override of the form key=value in Hydra's syntax "

@@ -16,6 +16,16 @@ from residency.policies.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Debug:
+    """verify_banks: take a checksum of every expert when it is loaded and compare it at the end of
+    each generation, before its report is given. A scan of all banks, as fast as memory is
+    read; the report says how long it took.
+    """
+
+    verify_banks: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Root:
     """Given as KEY=VALUE, or as KEY.NESTED=VALUE where a key holds keys of its own.
 
@@ -23,10 +33,12 @@ class Root:
         decode step did and when, for ui.perfetto.dev. What is timed is slower then.
     allow_custom: `_target_` may name any class that can be imported, e.g.
         cache._target_=my_module.MyPolicy, not only those of residency and of installed plugins.
+    debug: checks that cost time, keys of its own.
     """
 
     profile: bool = False
     allow_custom: bool = False
+    debug: Debug = dataclasses.field(default_factory=Debug)
 
 
 ROOT_KEYS = tuple(field.name for field in dataclasses.fields(Root))

@@ -117,7 +117,7 @@ def _tree(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: cannot be read ({reason})") from error
     try:
         loaded: Any = json.loads(text)  # quickly, where it is that; a result may be long
-    except ValueError:
+    except (ValueError, RecursionError):
         loaded = None
     if isinstance(loaded, dict) and "config" in loaded:
         tree = loaded["config"]  # as the parts have it: nothing is escaped
@@ -133,7 +133,7 @@ def _tree(file: Path) -> dict[str, Any]:
 def _resolved(file: Path, text: str) -> Any:
     try:
         return OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=True)
-    except (OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
+    except (OmegaConfBaseException, YAMLError, ValueError, OSError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{file}: not the YAML of a config ({reason})") from error
 

@@ -31,6 +31,10 @@ class CapacityError(ResidencyError):
     """Memory that does not suffice: gives the numbers and the key to change."""
 
 
+class DeviceError(ResidencyError):
+    """The machine failed at something: says what was under way, and whether the engine goes on."""
+
+
 class OutputError(ResidencyError):
     """A result that cannot be written where it was asked for."""
 

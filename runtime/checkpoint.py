@@ -133,7 +133,7 @@ def _read_index(file: Path) -> dict[str, str]:
     try:
         weight_map = dict(json.loads(file.read_text())["weight_map"])
         names = {str(name) for name in weight_map.values()}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{file}: not a safetensors index ({error!r})") from error
     for name in names:
         if Path(name).name != name:

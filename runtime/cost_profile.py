@@ -52,7 +52,7 @@ def read_profile(path: Path) -> dict[str, Any] | None:
         numbers = [costs["expert_s"], costs["answer_s"], *costs["gap_s"].values()]
         sound = all(isinstance(number, float) and 0 <= number < 1e3 for number in numbers)
         return costs if sound and costs["expert_s"] > 0 else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -11,6 +11,7 @@ from typing import Self
 import torch
 
 from residency.runtime.architecture import Architecture
+from residency.runtime.faults import Point, Work
 from residency.runtime.generation import Generation, decoded_texts, eos_of
 from residency.runtime.hooks import add_experts
 from residency.runtime.kept import Kept, check_continued
@@ -48,6 +49,7 @@ class Engine:
         routing: Routing | None = None,
         kernels: bool = True,
         allow_pageable: bool = False,
+        verify_banks: bool = False,
         progress: Progress | None = None,
         notes: Ids[str] = (),
         fixed_costs: Path | None = None,
@@ -59,6 +61,7 @@ class Engine:
         routing: replaces the model's routes; its tables lie on `device`.
         kernels: compute experts by kernels where the device has them, else in plain torch.
         allow_pageable: run with banks that could not be pinned, more slowly and without kernels.
+        verify_banks: at the end of each generation, compare them with what was loaded.
         notes: lines the report repeats, e.g. which device an automatic choice took.
         fixed_costs: a folder of copied cost profiles; runtimes begin with these and keep none.
         """
@@ -71,27 +74,27 @@ class Engine:
         planner = Planner(architecture, weights, device, self.context, batch, snapshots)
         asked, (policies, plan) = policies, planner.fitted(policies)
         plan.check(device)
-        self._loaded = Loaded(
-            architecture,
-            weights,
-            device,
-            kernels=kernels,
-            allow_pageable=allow_pageable,
-            progress=progress,
-            mapped_tables=plan.mapped_tables,
-        )
-        self.model, self.banks = self._loaded.model, self._loaded.banks
-        self.tokenizer, self.load_s = self._loaded.tokenizer, self._loaded.load_s
-        self._loaded.fuse_layers(
-            Seam(position_of=lambda: self.runtime.position, add_experts=add_experts)
-        )
-        self.notes += self._loaded.notes
-        self._lessons = Lessons(
-            self.model, architecture, device, self.made_up, routing is not None, fixed_costs
-        )
-        planner.settle(plan)
-        self._standing = Standing(architecture, self._loaded, self._lessons, planner, routing)
-        self._standing.install(policies, plan, planner.notes(asked, plan))
+        with Work(Point.LOAD, plan, device):
+            self._loaded = loaded = Loaded(
+                architecture,
+                weights,
+                device,
+                kernels=kernels,
+                allow_pageable=allow_pageable,
+                progress=progress,
+                mapped_tables=plan.mapped_tables,
+                verify_banks=verify_banks,
+            )
+        with loaded.closed_on_failure():
+            self.model, self.banks = loaded.model, loaded.banks
+            self.tokenizer, self.load_s = loaded.tokenizer, loaded.load_s
+            loaded.fuse_layers(Seam(lambda: self.runtime.position, add_experts))
+            self.notes += loaded.notes
+            told = self.made_up, routing is not None, fixed_costs
+            self._lessons = Lessons(self.model, architecture, device, *told)
+            planner.settle(plan)
+            self._standing = Standing(architecture, loaded, self._lessons, planner, routing)
+            self._standing.install(policies, plan, planner.notes(asked, plan))
 
     @property
     def runtime(self) -> OffloadRuntime:
@@ -270,8 +273,8 @@ class Engine:
             on_prefilled=on_prefilled,
             interrupted=interrupted,
         )
-        texts = decoded_texts(self.tokenizer, generation.tokens(ids, limits), len(ids), on_text)
-        self.runtime.check()
+        with self.runtime.generating():
+            texts = decoded_texts(self.tokenizer, generation.tokens(ids, limits), len(ids), on_text)
         notes = [*self.notes, *self._standing.sizing, *self._lessons.notes(self.policies.prefill)]
         notes += self.runtime.notes()
         return BatchReport.of(self.runtime, generation, texts, ids, notes)

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 ROOT = Path("/")
+GIB = 1 << 30
 SYSTEM_SHARE = 8  # of host memory that is free beside the banks, one part in so many
 
 
@@ -105,3 +106,19 @@ def _left(group: Path, limit: str, used: str) -> int | None:
     prefix = "total_" if "total_inactive_file" in fields else ""  # v1: the groups below as well
     files = sum(int(fields.get(f"{prefix}{kind}_file", 0)) for kind in ("inactive", "active"))
     return max(0, most - max(0, taken - files))
+
+
+def device_use(device: torch.device | None) -> str:
+    """Who holds a GPU's memory, in words; nothing of a device that no one else could hold."""
+    if device is None or device.type != "cuda":
+        return ""
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+    except RuntimeError:  # it answers nothing any more
+        return ""
+    own = torch.cuda.memory_reserved(device)
+    others = max(0, total - free - own)
+    return (
+        f"of its {total / GIB:.2f} GiB this process holds {own / GIB:.2f} and other processes and "
+        f"CUDA itself {others / GIB:.2f}"
+    )

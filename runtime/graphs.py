@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from residency.runtime.faults import ran_out
+
 
 class Graphs:
     """The graphs of bodies that follow one another on one stream, by key.
@@ -72,6 +74,8 @@ class Graphs:
                 finally:
                     graph.capture_end()
         except RuntimeError as error:
+            if ran_out(error) or ran_out(error.__context__):
+                raise  # no run without graphs that nobody asked for
             self.captures = False
             warnings.warn(f"short chunks run without graphs: {error}", RuntimeWarning, stacklevel=2)
             return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -45,8 +45,10 @@ class Loaded:
         allow_pageable: bool,
         progress: Progress | None,
         mapped_tables: bool = False,
+        verify_banks: bool = False,
     ) -> None:
-        """mapped_tables: leave host tables in the checkpoint's files.
+        """mapped_tables: leave host tables in the checkpoint's files. verify_banks: remember what
+        was loaded, so that it can be verified.
 
         Raises CheckpointError, or CapacityError when memory cannot be pinned.
         """
@@ -60,17 +62,21 @@ class Loaded:
         self.notes += weights.notes()
         with self._timed("banks"):
             self.banks = weights.banks(device, progress)
+        if verify_banks:
+            with self._timed("checksums"):
+                self.banks.remember()
         with self._timed("tables"):
             self.tables = weights.tables(mapped_tables, progress)
             install(self.model, self.tables)
         self._mapped_tables = bool(self.tables) and mapped_tables
         with self._timed("pin"):
             self._pinned = self._pin(allow_pageable, progress)
-        self.shape = self._kernel_shape() if kernels else None
-        self._fusible = kernels and device.type == "cuda"
         self.capturable = False
         self.takes_masks = True  # whether a batch's rows are told apart by attention masks
-        self._read_tables_on_device()
+        self._fusible = kernels and device.type == "cuda"
+        with self.closed_on_failure():
+            self.shape = self._kernel_shape() if kernels else None
+            self._read_tables_on_device()
 
     def _read_tables_on_device(self) -> None:
         readable = self._fusible and self._pinned is not None and not self._mapped_tables
@@ -117,10 +123,20 @@ class Loaded:
     def close(self) -> None:
         """Let go of everything; memory stays pinned until the device is done with it."""
         if self._pinned is not None:
-            torch.cuda.synchronize(self.device)
+            with suppress(RuntimeError):  # a device that failed is done with it
+                torch.cuda.synchronize(self.device)
             self._pinned.release()
         self.__dict__.pop("host_experts", None)
         del self.model, self.banks
+
+    @contextmanager
+    def closed_on_failure(self) -> Iterator[None]:
+        """Around what is built over it: pages that stay registered cannot be registered again."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

@@ -13,7 +13,7 @@ from residency.policies.errors import CapacityError, ConfigError
 from residency.policies.step import IdSpace
 from residency.runtime.architecture import Architecture
 from residency.runtime.cache_sizes import capacity_for
-from residency.runtime.free_memory import Room, free_device_bytes, free_host_bytes
+from residency.runtime.free_memory import Room, device_use, free_device_bytes, free_host_bytes
 from residency.runtime.rules import Call
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ class MemoryPlan:
         room = free_room(device).with_freed(held)
         for where, needed, free in self.demands(room, loaded=loaded):
             if needed > free:
-                raise CapacityError(self.shortage(where, needed, free))
+                used = device_use(device) if where == "device" else ""
+                raise CapacityError(self.shortage(where, needed, free, used))
 
     def demands(self, room: Room, *, loaded: bool = False) -> Iterator[tuple[str, int, int]]:
         """Where memory is needed, how many bytes, and how many are free."""
@@ -122,8 +123,11 @@ class MemoryPlan:
             yield "host", host, room.host
             yield "device", on_device, room.device
 
-    def shortage(self, where: str, needed: int, free: int) -> str:
-        """One line on memory that does not suffice; the key that may give most comes first."""
+    def shortage(self, where: str, needed: int, free: int, used: str = "") -> str:
+        """One line on memory that does not suffice; the key that may give most comes first.
+
+        used: who holds it, as `device_use` says.
+        """
         sizes = {
             "cache.slots": self.pool_bytes,
             "prefill.chunk_tokens": self.workspace_bytes,
@@ -135,12 +139,14 @@ class MemoryPlan:
         lower += ", or decode fewer sequences at once" if self.batch > 1 else ""
         lower += ", or workload.snapshots" if self.snapshot_bytes else ""
         lower += ", or choose a smaller model" if where == "host" else ""
+        lower += f"; {used}" if used else ""
         return (
             f"{where} memory: {needed / GIB:.2f} GiB needed, {free / GIB:.2f} GiB free "
-            f"({self._terms()}; {lower})"
+            f"({self.terms()}; {lower})"
         )
 
-    def _terms(self) -> str:
+    def terms(self) -> str:
+        """The sum, in words."""
         terms = {
             "banks": self.bank_bytes,
             **({"host tables": self.read_table_bytes} if self.table_bytes else {}),

@@ -9,14 +9,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from residency.policies.cache import CachePolicy
 from residency.policies.decode import DecodeTarget
-from residency.policies.errors import ConfigError
+from residency.policies.errors import DeviceError
 from residency.policies.prefill import PrefillMode
 from residency.policies.step import Phase, Step
 from residency.runtime.banks import Banks
@@ -24,13 +24,14 @@ from residency.runtime.counters import Counters, Source
 from residency.runtime.decode import DecodeExecutor
 from residency.runtime.executors import Decoder, Executor
 from residency.runtime.experts import Call, ExpertMath, Maths
+from residency.runtime.faults import Health, Point, Work
 from residency.runtime.host_experts import HostExperts
 from residency.runtime.host_nodes import HostNodes
 from residency.runtime.lanes import Lanes
 from residency.runtime.learning import Chosen, Learning
 from residency.runtime.memory import MemoryPlan
 from residency.runtime.policy_probe import probe
-from residency.runtime.prefill import PrefillExecutor
+from residency.runtime.prefill_executors import PrefillExecutors, require_same_staging
 from residency.runtime.profile import Profile, Unprofiled
 from residency.runtime.quotas import QuotaTable
 from residency.runtime.rates import KnownRates
@@ -95,11 +96,12 @@ class OffloadRuntime:
         self.tokens_behind = 0  # tokens of the prompt in flight that come after this chunk
         self.begun_with: list[str] = []  # lines for a report, where it did not begin empty
         self._phase: Phase | None = None
+        self.health = Health()
         self.streams = self.lanes.streams()
         self.quotas = QuotaTable(policies.decode, space, device, known_rates)
         self._shape, self._host, self._may_capture = shape, host, capturable
-        self._learning_of = learning_of or (lambda mode: Learning(space, mode))
-        self._learnt: dict[PrefillMode, Learning] = {}
+        learning_of = learning_of or (lambda mode: Learning(space, mode))
+        self._executors = PrefillExecutors(learning_of, self.counters, self.quotas.host_layers)
         self.equip(policies, plan)
 
     def equip(self, policies: Policies, plan: MemoryPlan) -> None:
@@ -110,8 +112,10 @@ class OffloadRuntime:
         space, layout, device = self.banks.space, self.banks.layout, self.device
         probe(policies.cache, space)
         self.policies, self.plan = policies, plan
-        self.rows = torch.zeros(plan.num_rows, layout.row_bytes, dtype=torch.uint8, device=device)
-        self.pool = SlotPool(space, plan.num_slots, policies.cache, device)
+        with Work(Point.POOL, plan, device):
+            sizes = plan.num_rows, layout.row_bytes
+            self.rows = torch.zeros(sizes, dtype=torch.uint8, device=device)
+            self.pool = SlotPool(space, plan.num_slots, policies.cache, device)
         transfers = Transfers(self.banks, self.rows, self.lanes, self.counters)
         ring = StagingRing(plan.num_slots, plan.ring, plan.group_size, self.lanes)
         maths: Maths = ExpertMath(layout, self.rows)
@@ -133,9 +137,8 @@ class OffloadRuntime:
                     shape, self.pool, self.banks, self.rows, self.counters, self.quotas, nodes
                 )
                 self.capturable, self.decode_is_fused = self._may_capture, True
-        self._executor_parts = ring, transfers, maths
-        self._executors: dict[PrefillMode, PrefillExecutor] = {}
-        self._prefill = self._executor(policies.prefill)
+        self._executors.equip(self.pool, ring, transfers, maths)
+        self._prefill = self._executors.of(policies.prefill)
 
     def strip(self) -> None:
         """Let go of slots and staging, whose memory is free then; `equip` must follow.
@@ -143,26 +146,12 @@ class OffloadRuntime:
         Graphs that were captured over them must be gone.
         """
         self.lanes.synchronize()
-        for name in ("rows", "pool", "_decode", "_executor_parts", "_executors", "_prefill"):
+        for name in ("rows", "pool", "_decode", "_prefill"):
             self.__dict__.pop(name, None)  # some are missing where an `equip` broke off
+        self._executors.strip()
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _executor(self, mode: PrefillMode) -> PrefillExecutor:
-        """The one that runs `mode`, with what it has learnt."""
-        if mode not in self._learnt:
-            self._learnt[mode] = self._learning_of(mode)
-        if mode not in self._executors:
-            self._executors[mode] = PrefillExecutor(
-                mode,
-                self.pool,
-                *self._executor_parts,
-                self.counters,
-                self._learnt[mode],
-                self.quotas.host_layers,
-            )
-        return self._executors[mode]
 
     @contextmanager
     def prefilling(self, mode: PrefillMode) -> Iterator[None]:
@@ -171,20 +160,14 @@ class OffloadRuntime:
         Raises ConfigError for a mode that cuts chunks or staging otherwise than the runtime's own.
         """
         own = self.policies
-        for key in (field.name for field in fields(PrefillMode.Config)):
-            theirs, ours = getattr(mode.config, key), getattr(own.prefill.config, key)
-            if theirs != ours:
-                raise ConfigError(
-                    f"prefill={mode.name}: its {key}={theirs} and that of the staging there is, "
-                    f"{ours}, must be equal"
-                )
-        self.policies, self._prefill = replace(own, prefill=mode), self._executor(mode)
+        require_same_staging(mode, own.prefill)
+        self.policies, self._prefill = replace(own, prefill=mode), self._executors.of(mode)
         try:
             yield
         finally:
             # As they are now: the slots may have been resized.
             self.policies = replace(self.policies, prefill=own.prefill)
-            self._prefill = self._executor(own.prefill)
+            self._prefill = self._executors.of(own.prefill)
 
     @contextmanager
     def step(self, phase: Phase, num_tokens: int, behind: int = 0) -> Iterator[None]:
@@ -193,19 +176,42 @@ class OffloadRuntime:
         behind: tokens of the prompt that come after the chunk.
         """
         self.tokens_behind = behind
-        self.prepare(phase, num_tokens)
-        with self.recorded(phase, num_tokens):
-            try:
+        point = Point.PREFILL if phase is Phase.PREFILL else Point.DECODE
+        with self.whole(point):
+            self.prepare(phase, num_tokens)
+            with self.recorded(phase, num_tokens):
                 if phase is Phase.PREFILL:
                     promoted = self.pool.promoted(num_tokens, behind)
                     self._prefill.begin(num_tokens, self.tokens_seen - 1, promoted)
                 yield
                 if phase is Phase.PREFILL:
                     self._prefill.end()
+        self.position += num_tokens
+
+    @contextmanager
+    def whole(self, point: Point) -> Iterator[None]:
+        """Inside, a step runs to its end or is broken off; its faults are told as of `point`."""
+        with Work(point, self.plan, self.lanes.device):
+            try:
+                yield
             except BaseException:
                 self._break_off()
                 raise
-        self.position += num_tokens
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """Around a whole generation: some faults are told only when the device is asked for a
+        result. Raises DeviceError at once where nothing can run any more.
+        """
+        self.health.require()
+        try:
+            with Work(Point.GENERATE, self.plan, self.lanes.device):
+                yield
+                self.check()
+        except DeviceError:
+            self._break_off()
+            raise
+        self.health.require_same(self.banks)
 
     def prepare(self, phase: Phase, num_tokens: int) -> None:
         """The host's part of a step, due before each one, replayed steps included."""
@@ -253,11 +259,12 @@ class OffloadRuntime:
 
     def _break_off(self) -> None:
         """After a step that did not end: an expert may have its slot and not its bytes yet, so
-        the slots are emptied; policies keep their memory.
+        the slots are emptied; policies keep their memory. Raises DeviceError where that fails.
         """
-        self.lanes.synchronize()
-        self._prefill.abort()
-        self.pool.empty()
+        with self.health.undoing():
+            self.lanes.synchronize()
+            self._prefill.abort()
+            self.pool.empty()
 
     def choices(self) -> list[Chosen]:
         """What the prefill mode chose, where it had a choice, since the last call."""
@@ -265,12 +272,12 @@ class OffloadRuntime:
 
     def close(self) -> None:
         """Keep what was learnt for the next run."""
-        for learning in self._learnt.values():
-            learning.save()
+        self._executors.save()
 
     def notes(self) -> list[str]:
         """Lines for a report, on what has run."""
         notes = [*self.begun_with, *self.quotas.notes(), *self.profile.notes()]
+        notes += self.banks.notes()
         beside = self.policies.decode.computes_on_host(self.banks.space.num_layers)
         if self.rows.device.type == "cuda" and beside and not self.capturable:
             notes.append("decode runs outside a graph: no native function computes these experts")

@@ -75,7 +75,7 @@ def _resized(runtime: OffloadRuntime, policies: Policies, plan: MemoryPlan) -> s
                 f"as before, could not be had either ({_reason(second)}): this engine has no slots "
                 "any more, close it"
             ) from error
-        if isinstance(error, MEMORY):
+        if isinstance(error, (*MEMORY, CapacityError)):
             raise CapacityError(
                 f"cache.slots={plan.num_slots}: {_reason(error)}; the {old_plan.num_slots} slots "
                 "there were run on, with what they held"
@@ -100,5 +100,7 @@ def _move(runtime: OffloadRuntime, policies: Policies, plan: MemoryPlan, state: 
 
 def _reason(error: BaseException) -> str:
     lines = str(error).splitlines()
+    if isinstance(error, CapacityError):
+        return lines[0]
     what = "memory does not suffice" if isinstance(error, MEMORY) else type(error).__name__
     return f"{what} ({lines[0]})" if lines else what

@@ -23,6 +23,7 @@ HOST = (
     'tensor", nor a number assigned by index (a CUDA graph captures the step)'
 )
 STAYS = "state is updated in place: its tensors are those that allocate made"
+NUMBERS = "state holds numbers: no division by zero, no log of what may be negative"
 KEYS = "keys are int64, one for each id and one for the sink"
 RULES = {
     "allocate": "it makes state for any number of ids, on the device that it is given",
@@ -115,6 +116,12 @@ class CacheRules:
         for name in sorted({*state, *self._state}):
             if state.get(name) is not self._state.get(name):
                 self.calling(method).refuse(f"puts another {name} in the place of the old", STAYS)
+
+    def check_numbers(self) -> None:
+        """At the end of a run: what is not a number ranks nothing."""
+        for name, tensor in self._state.items():
+            if tensor.is_floating_point() and bool(tensor.isnan().any()):
+                self.calling("touch").refuse(f"makes NaN of {name}", NUMBERS)
 
     def check_admitted(self, admitted: torch.Tensor | None, ids: torch.Tensor) -> None:
         """What `admits` answered for `ids`."""

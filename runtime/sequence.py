@@ -16,10 +16,13 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel, StaticCache
 
-from residency.policies.errors import PolicyError
+from residency.policies.errors import ResidencyError
 from residency.policies.step import Phase
 from residency.runtime.cache_sizes import can_cut
+from residency.runtime.faults import Point
 from residency.runtime.offload import OffloadRuntime
+
+BROKEN_BY = (ResidencyError, torch.OutOfMemoryError, MemoryError, KeyboardInterrupt)
 
 
 class Rows(Protocol):
@@ -80,10 +83,12 @@ class DecodeStep:
             with self.runtime.step(Phase.DECODE, 1):
                 return self._forward(ids_B1)
         if self.graph is None:
-            self.graph = self._capture(ids_B1)
-        self._ids_B1.copy_(ids_B1)
-        self.runtime.prepare(Phase.DECODE, 1)
-        self.graph.replay()
+            with self.runtime.whole(Point.CAPTURE):
+                self.graph = self._capture(ids_B1)
+        with self.runtime.whole(Point.DECODE):
+            self._ids_B1.copy_(ids_B1)
+            self.runtime.prepare(Phase.DECODE, 1)
+            self.graph.replay()
         self.runtime.position += 1
         return self._logits_BV
 
@@ -98,7 +103,7 @@ class DecodeStep:
                 self._logits_BV = self._forward(self._ids_B1)
         except RuntimeError as error:
             # The end of a capture that was broken fails in its turn, and hides what broke it.
-            if isinstance(error.__context__, PolicyError):
+            if isinstance(error.__context__, BROKEN_BY):
                 raise error.__context__ from None
             raise
         return graph

@@ -197,6 +197,7 @@ class SlotPool:
         for a policy whose state is not where it was.
         """
         self.rules.check_state("touch")
+        self.rules.check_numbers()
         ids, slots = self.id_of.long().cpu(), self.slot_of.long().cpu()
         taken = (ids != self.space.sink).nonzero().flatten()
         resident = (slots >= 0).nonzero().flatten()

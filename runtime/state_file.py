@@ -29,6 +29,7 @@ from residency.runtime.slot_state import seat
 
 FORMAT, VERSION = "residency-state", 1
 KEY, OPTION = "cache.warm_start", "--save-state"
+LATEST = 1 << 48  # tokens, of any clock that was ever read
 SLOTS, CLOCK, POLICY = "slots", "clock", "policy."
 # Keys that may differ from those that the state was saved under: they change no tensor's meaning.
 FREE = frozenset({"slots", "admit_prefill", "admit_decode", "prefill_tokens", "warm_start"})
@@ -116,14 +117,28 @@ class SavedState:
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         except ConfigError as error:
             raise ConfigError(f"{KEY}={policy.config.warm_start}: {error}") from None
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise ConfigError(f"{KEY}={policy.config.warm_start}: its header is damaged") from error
         except (OSError, SafetensorError) as error:
             reason = f"cannot be read ({str(error).splitlines()[0]})"
             raise ConfigError(f"{KEY}={policy.config.warm_start}: {reason}") from error
         own = {n.removeprefix(POLICY): t for n, t in tensors.items() if n.startswith(POLICY)}
         slots, clock = tensors.get(SLOTS), tensors.get(CLOCK)
-        if slots is None or clock is None or any(len(t) != space.num_ids + 1 for t in own.values()):
+        rows = space.num_ids + 1
+        whole = all(t.shape[:1] == (rows,) for t in own.values())
+        if slots is None or clock is None or not (whole and _are_slots(slots, space)):
             raise ConfigError(f"{KEY}={policy.config.warm_start}: its tensors are not a state's")
+        if clock.dtype is not torch.int64 or clock.shape != (1,) or not -1 <= int(clock) < LATEST:
+            raise ConfigError(f"{KEY}={policy.config.warm_start}: its clock is none")
         return cls(slots, int(clock), own)
+
+
+def _are_slots(slots: torch.Tensor, space: IdSpace) -> bool:
+    """Whether they name experts there are, each once, or nobody."""
+    if slots.dtype is not torch.int32 or slots.ndim != 1:
+        return False
+    held = slots[slots != space.sink]
+    return bool(((held >= 0) & (held < space.sink)).all()) and len(held.unique()) == len(held)
 
 
 def _check_head(head: Mapping[str, str], policy: CachePolicy, space: IdSpace) -> None:

@@ -10,6 +10,7 @@ import torch
 from residency.policies.step import Phase
 from residency.runtime.banks import Banks
 from residency.runtime.counters import Counters, Source
+from residency.runtime.faults import Point, Work
 from residency.runtime.lanes import Lanes, Mark
 
 
@@ -60,7 +61,7 @@ class Transfers:
         targets: Sequence[int],
         after: tuple[Mark, ...],
     ) -> Mark:
-        with self.lanes.copying(*after) as done:
+        with Work(Point.COPY), self.lanes.copying(*after) as done:
             for run in runs(sources, targets):
                 target = self.rows[run.target : run.target + run.length]
                 target.copy_(origin[run.source : run.source + run.length], non_blocking=True)

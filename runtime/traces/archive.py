@@ -7,16 +7,20 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 
 from residency.policies.errors import ConfigError
+from residency.runtime.free_memory import GIB, free_host_bytes
 from residency.runtime.results import write_whole
 from residency.runtime.traces.trace import USUAL_PHASES, Array, Phases, Trace, trace_of
 
 EXPERT_IDS, NUM_EXPERTS = "expert_ids", "num_experts"
 STEPS = ("step_offsets", "step_decodes", "step_admits")
+# What numpy raises for an .npy that is none: its header is parsed as Python's literals are.
+BROKEN = (ValueError, TypeError, KeyError, IndexError, OSError, EOFError, SyntaxError, TokenError)
 BEHIND, PASSED, LANDED = "step_behind", "passed", "landed"
 
 
@@ -96,6 +100,15 @@ def _places(requests: Array | None, num_tokens: int) -> Array:
     return places - np.repeat(starts, lengths)
 
 
+def _require_memory(archive: zipfile.ZipFile) -> None:
+    """A few bytes may unpack to any number of them."""
+    unpacked, free = sum(info.file_size for info in archive.infolist()), free_host_bytes()
+    if unpacked > free:
+        raise ConfigError(
+            f"unpacks to {unpacked / GIB:.2f} GiB of memory, and {free / GIB:.2f} GiB are free"
+        )
+
+
 def _load(file: Path) -> Mapping[str, Array]:
     try:
         with file.open("rb") as stream:
@@ -103,8 +116,11 @@ def _load(file: Path) -> Mapping[str, Array]:
             if isinstance(loaded, np.ndarray):
                 return {EXPERT_IDS: loaded}
             with loaded:
+                _require_memory(loaded.zip)
                 return {name: np.asarray(loaded[name]) for name in loaded.files}
-    except (ValueError, TypeError, KeyError, IndexError, OSError, EOFError) as error:
+    except (MemoryError, OverflowError) as error:
+        raise ConfigError("its arrays say that they are larger than memory") from error
+    except BROKEN as error:
         raise ConfigError(f"not an .npz with {EXPERT_IDS} ({error})") from error
-    except (zipfile.BadZipFile, zlib.error) as error:
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
         raise ConfigError(f"damaged ({error})") from error

@@ -20,6 +20,7 @@ import numpy as np
 
 from residency.policies.errors import ConfigError
 from residency.policies.step import Phase
+from residency.runtime.traces.archive import BROKEN
 from residency.runtime.traces.trace import Array, Trace, trace_of
 
 if TYPE_CHECKING:
@@ -65,12 +66,13 @@ def _of_requests(lines: list[Line], hints: Hints) -> Trace:
 def _table(where: str, line: Mapping[str, Any], hints: Hints) -> Array:
     """Integers [tokens, layers, k] of one request."""
     value = _first(line, WHOLE)
-    for inner in (line.get("meta_info"), *(line.get("choices") or [])[:1]):
+    choices = line.get("choices")
+    for inner in (line.get("meta_info"), *(choices[:1] if isinstance(choices, list) else [])):
         if value is None and isinstance(inner, dict):
             value = _first(inner, WHOLE)
     try:
         array = _decoded(value, hints) if isinstance(value, str) else np.array(value)
-    except (ValueError, binascii.Error) as error:
+    except (*BROKEN, MemoryError, OverflowError, binascii.Error) as error:
         raise ConfigError(f"{where}: {WHOLE[0]} cannot be read ({error})") from error
     if array.ndim != 3 or array.size == 0 or not np.issubdtype(array.dtype, np.integer):
         raise ConfigError(f"{where}: {WHOLE[0]} is not integers [tokens, layers, k]")
@@ -96,7 +98,7 @@ def _of_parts(lines: list[Line], hints: Hints) -> Trace:
         try:
             request, layer = int(line.get("request", 0)), int(line["layer"])
             token = int(line["token"] if "token" in line else line["token_idx"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"{where}: token, layer or request is no number") from error
         row = rows.setdefault((request, token), len(rows))
         if row == len(decoded):
@@ -135,7 +137,7 @@ def _objects(file: Path) -> Iterator[Line]:
             continue
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"line {number}: not JSON ({error})") from error
         if not isinstance(value, dict):
             raise ConfigError(f"line {number}: not a JSON object")

@@ -1,6 +1,7 @@
 """Invariant 5, nothing accepted is inert: each key changes something that can be observed."""
 
 import json
+from contextlib import nullcontext
 
 import architectures
 import pytest
@@ -12,7 +13,7 @@ from residency.conf.options import GROUPS, option_names, option_node
 from residency.conf.replaying import ask
 from residency.conf.root import root_leaves
 from residency.policies.cache.lru import Lru
-from residency.policies.errors import CapacityError, ConfigError, WorkloadError
+from residency.policies.errors import CapacityError, ConfigError, DeviceError, WorkloadError
 from residency.policies.step import IdSpace, Phase, Step
 from residency.runtime.bench.measure import Meter
 from residency.runtime.bench.modes import Course
@@ -656,6 +657,15 @@ def allow_custom(bench):
     assert type(bench.compose(own, "allow_custom=true").policies.cache) is OwnPolicy
 
 
+def verify_banks(bench):
+    """whether a changed bank is noticed"""
+    for asked, raised in (("true", pytest.raises(DeviceError)), ("false", nullcontext())):
+        with tiny_engine(bench.checkpoint, f"debug.verify_banks={asked}") as engine:
+            engine.banks.layers[0][0, 0] ^= 1
+            with raised:
+                engine.generate(PROMPT, max_new_tokens=1)
+
+
 class OwnPolicy(Lru):
     """Of no installed package."""
 
@@ -745,6 +755,7 @@ ROWS = {
     "workload.replies": replies,
     "workload.overflow": overflow,
     "workload.snapshots": snapshots,
+    "debug.verify_banks": verify_banks,
     "model.layers": layers,
     "model.format": form,
     "model.routing": routing,

@@ -40,7 +40,7 @@ def test_the_defaults_are_those_of_the_class_and_in_the_tree():
         for name in key.split("."):
             value = getattr(value, name)
         assert (type(node), node) == (type(value), value)
-        assert key.rpartition(".")[2] in root_module.__doc__ + str(Root.__doc__)
+        assert key.rpartition(".")[2] in f"{Root.__doc__}{root_module.Debug.__doc__}"
 
 
 @pytest.mark.parametrize("text", ["allow_custom=true", "++allow_custom=true"])

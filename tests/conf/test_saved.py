@@ -1,6 +1,7 @@
 """`--config FILE`: what was written composes again, and overrides come on top of it."""
 
 import json
+from dataclasses import asdict
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Any, get_type_hints
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from residency.conf import Config, compose, saved
 from residency.conf.build import part_class
 from residency.conf.options import GROUPS, option_names, option_node
-from residency.conf.root import ROOT_KEYS
+from residency.conf.root import Root
 from residency.conf.saved import read_saved
 from residency.policies.errors import ConfigError
 
@@ -55,7 +56,13 @@ def filled(node):
     return {key: "x" if value == "???" else value for key, value in node.items()}
 
 
-ALL_ROOT = dict.fromkeys(ROOT_KEYS, True)
+def root_keys(value, node=None):
+    """A tree of the root keys, all of them switches; `value` gives each one's."""
+    node = asdict(Root()) if node is None else node
+    return {k: root_keys(value, v) if isinstance(v, dict) else value() for k, v in node.items()}
+
+
+ALL_ROOT = root_keys(lambda: True)
 TREES = [
     {group: filled(NODES[group, name]) for group, name in zip(GROUPS, names, strict=True)}
     for names in zip_longest(*(OPTIONS[group] for group in GROUPS))
@@ -80,7 +87,7 @@ def trees(draw):
         types = get_type_hints(cls.Config)
         drawn = {key: draw(VALUES[kind]) for key, kind in types.items() if key not in named}
         tree[group] = node | drawn
-    return tree | {key: draw(st.booleans()) for key in ROOT_KEYS}
+    return tree | root_keys(lambda: draw(st.booleans()))
 
 
 @settings(max_examples=6)

@@ -23,7 +23,7 @@ CHUNKS = "prefill.chunk_tokens=3"
 
 
 def conversing(engine, snapshots=16):
-    engine.snapshots = snapshots
+    engine._standing.planner.snapshots = snapshots
     return Conversation(engine, room=ROOM)
 
 
