@@ -24,6 +24,18 @@ BENCH = (
 ENDS = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
 
 
+@pytest.fixture(autouse=True)
+def heard():
+    """As a shell starts a command: what runs in its background is deaf to ctrl-C, and libraries
+    that other tests use leave handlers behind.
+    """
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
 def sends(number, at):
     """A real signal to this process, at the nth time."""
     calls = iter(range(1, 1 << 30))

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from residency.policies.errors import ConfigError
+from residency.policies.errors import ConfigError, one_line
 from residency.runtime.traces.trace import UNKNOWN, USUAL_PHASES, Array, Phases, Trace, trace_of
 
+ARCHIVE = b"PK\x03\x04"  # by these torch knows its own
 DECODE = 2
 IDS, MAP = "topk_ids_of_layer", "last_physical_to_logical_map"
 
@@ -26,11 +27,16 @@ IDS, MAP = "topk_ids_of_layer", "last_physical_to_logical_map"
 def read_sglang(file: Path, phases: Phases = USUAL_PHASES) -> Trace:
     """Each forward pass is a step. Raises ConfigError without naming the file."""
     try:
+        # What torch wrote before it wrote archives has no checksums, and lengths to be believed.
+        with open(file, "rb") as opened:
+            if opened.read(len(ARCHIVE)) != ARCHIVE:
+                raise UnpicklingError("it is no archive")
         with warnings.catch_warnings(action="ignore"):  # on what it then refuses
             content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a damaged file makes torch raise
+        raise ConfigError(f"not a .pt file of plain tensors ({one_line(str(error))})") from error
+    try:
         records = [dict(record) for record in content["records"]]
-    except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
-        raise ConfigError(f"not a .pt file of plain tensors ({error})") from error
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(_no_routes("there are no records")) from error
     if not records or IDS not in records[0]:

@@ -101,7 +101,8 @@ def small(monkeypatch):
 
 
 def made_up(*overrides):
-    base = ["workload=bench", "model=qwen4_exp", "model.layers=4", "device=cpu"]
+    base = ["workload=bench", "workload.lengths=[16]", "model=qwen4_exp", "model.layers=4"]
+    base.append("device=cpu")
     return compose([*base, *overrides])
 
 

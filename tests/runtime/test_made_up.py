@@ -40,6 +40,7 @@ def preset(request, monkeypatch):
 
 def engine_of(preset, *overrides):
     base = [f"model={preset}", "model.layers=2", "model.context=256", "device=cpu"]
+    base.append("workload.lengths=[16]")
     return build_engine(compose(["workload=bench", *base, *overrides]))
 
 

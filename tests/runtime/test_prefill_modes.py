@@ -94,7 +94,7 @@ def test_modes_take_turns(checkpoint):
         patch.setattr(engine, "generate_batch", generate_batch)
         patch.setattr("residency.runtime.bench.modes._resident", lambda *_: {0: nothing()})
         workload.run(engine)
-        assert engine.policies is own
+        assert engine.policies == own
     turns = seen[1:]  # behind the conversation that fills the slots
     assert [name for name, _ in turns] == MODES * 3
     chunks = [chunk for _, chunk in turns]
