@@ -72,13 +72,12 @@ def test_the_runs_can_be_parsed():
         compile(file.read_text(), str(file), "exec")
 
 
-# Two of them take tens of seconds in the interpreter, and launch what the kernels' own tests do.
+# Some of them take tens of seconds in the interpreter, and launch what the kernels' own tests do.
 @pytest.mark.parametrize(
     "name",
     [
         "experts",
-        "qwen4_layers",
-        *(pytest.param(n, marks=pytest.mark.gpu) for n in ("dense", "pieces")),
+        *(pytest.param(n, marks=pytest.mark.gpu) for n in ("dense", "pieces", "qwen4_layers")),
     ],
 )
 def test_a_kernels_benchmark_runs_dry(name, tmp_path):

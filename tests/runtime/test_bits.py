@@ -8,11 +8,11 @@ from residency.conf.options import option_names
 from residency.policies.errors import ResidencyError
 
 MODES = tuple(f"prefill={name}" for name in option_names("prefill"))
-PROMPT = list(range(3, 40))
+PROMPT = list(range(3, 24))
 CHUNKS = (1, 7, 64)
 
 
-def logits(engine, prompts=(PROMPT, PROMPT[5:20])):
+def logits(engine, prompts=(PROMPT, PROMPT[5:14])):
     """Logits behind every new token of two generations in a row: cold slots, then warm."""
     seen = []
     for prompt in prompts:

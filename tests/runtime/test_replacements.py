@@ -134,7 +134,7 @@ def test_chunks_and_steps_in_fp32(case: tuple[int, list[int], dict[str, Any]]) -
     _assert_same_run(_model(**changes), batch, lengths)
 
 
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("batch", [1, pytest.param(4, marks=pytest.mark.gpu)])
 def test_chunks_and_steps_in_bf16(batch: int) -> None:
     _assert_same_run(_model(torch.bfloat16, num_experts_per_tok=9), batch, [7, 4, 1, 1])
 
@@ -267,7 +267,9 @@ def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of NaN, in the interpreter
-@pytest.mark.parametrize(("length", "layers"), [(9, 2), (16, 1), (17, 1), (40, 1)])
+@pytest.mark.parametrize(
+    ("length", "layers"), [(9, 2), (16, 1), (17, 1), pytest.param(40, 1, marks=pytest.mark.gpu)]
+)
 def test_padded_chunks_equal_plain_ones(
     length: int, layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
