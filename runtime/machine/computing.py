@@ -57,14 +57,14 @@ def experts_on_the_host(device: torch.device, effort: Effort) -> Iterator[Measur
         threads = host.threads
         if form == FORMATS_MEASURED[0]:
             read = [host.read_rate() for _ in range(effort.repeats)]
-            what = f"{threads} threads that read memory and do nothing else"
+            what = f"reading memory and doing nothing else (threads: {threads})"
             yield Measurement.of(HOST_READ, what, BYTES_S, read)
         for beside in (False, True):
             load = link_under_load(device) if beside else nullcontext()
             with load:
                 found = _expert_rates(host, effort)
             what = (
-                f"{TOP_K} of {host.banks.space.num_experts} experts, one token, {threads} threads"
+                f"{TOP_K} of {host.banks.space.num_experts} experts, one token (threads: {threads})"
             )
             name = host_experts(form, beside=beside)
             yield Measurement.of(name, what + (", link busy" if beside else ""), BYTES_S, found)

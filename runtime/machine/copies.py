@@ -48,7 +48,7 @@ def pinned_copies(device: torch.device, effort: Effort) -> Iterator[Measurement]
         kind = "from pinned host memory" if pinned is not None else "within host memory"
         yield _linear(LINK, f"large copies {kind}", rows, device, effort)
         with busy_cpu() as readers:
-            what = f"the same while {readers} cores read memory"
+            what = f"the same while other cores read memory ({readers})"
             yield _linear(LINK_BUSY, what, rows, device, effort)
     finally:
         if pinned is not None:
@@ -64,7 +64,7 @@ def gathers(device: torch.device, effort: Effort) -> Iterator[Measurement]:
         for name, number in ((GATHER_ONE, 1), (GATHER_EIGHT, 8), (GATHER, 64)):
             yield _gathered(name, "", rows, number, device, effort)
         with busy_cpu() as readers:
-            beside = f" while {readers} cores read memory"
+            beside = f" while other cores read memory ({readers})"
             yield _gathered(GATHER_BUSY, beside, rows, 64, device, effort)
     finally:
         if pinned is not None:
