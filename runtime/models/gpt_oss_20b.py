@@ -6,6 +6,7 @@ Experts are stored in MXFP4, as they are published.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from residency.runtime.models.made_up import MadeUp
@@ -17,6 +18,15 @@ class GptOss20b(MadeUp):
     Windowed and full attention alternate.
     """
 
+    @dataclass(frozen=True, kw_only=True, slots=True)
+    class Config(MadeUp.Config):
+        """context: most tokens of a sequence; 0 takes all 131,072. Attention keeps every score of a
+        chunk: of the longest, that would be half a TB.
+        """
+
+        context: int = 8192
+
+    config: Config
     model_type: ClassVar[str] = "gpt_oss"
     own_format: ClassVar[str] = "mxfp4"
     sizes: ClassVar[Mapping[str, Any]] = {
