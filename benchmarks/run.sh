@@ -86,6 +86,14 @@ ours ttft-qwen-next-turn-skewed experiment=next_turn_ttft $qwen model.routing=sk
   cache.slots=1024
 ours conversation-flash-skewed workload=conversation model=flash_next_moe model.layers=24 \
   model.routing=skewed model.context=8192 cache.slots=1536
+talk=$results/conversation-flash-skewed
+if [ -e "$talk/result.json" ]; then
+  once conversation-flash-freetoken-skewed "$peer_python" \
+    benchmarks/peers/freetoken_conversation.py $models/flash-next-moe-24l --slots 1536 \
+    --like "$talk/result.json"
+  "$python" benchmarks/conversation_chart.py "$talk/result.json" \
+    "$results/conversation-flash-freetoken-skewed/result.json" --out "$talk/peer.png" || failed=1
+fi
 once conversation-demo "$python" -c 'from residency.cli import main; main()' bench \
   workload=conversation device=cpu device.threads=1 cache.slots=50% workload.sessions=7 \
   workload.max_turns=4 workload.max_new_tokens=4 workload.repeats=9 workload.warmups=1

@@ -19,17 +19,24 @@ from typing import Any
 import torch
 
 LENGTHS = "16,64,256,512,1024,2048,4096"
+PATHS = ("model", "out", "like")  # options that no result keeps
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
+    """The options of drivers that measure prompts of given lengths."""
+    found = base_parser(about)
+    found.add_argument("--lengths", default=LENGTHS, help="prompt lengths, comma between")
+    found.add_argument("--decode-tokens", type=int, default=64)
+    found.add_argument("--decode-context", type=int, default=128)
+    return found
+
+
+def base_parser(about: str | None) -> argparse.ArgumentParser:
     """The options that every driver has."""
     found = argparse.ArgumentParser(description=about)
     found.add_argument("model", type=Path, help="a folder with config.json and a tokenizer")
     found.add_argument("--out", type=Path, required=True, help="where result.json goes")
-    found.add_argument("--lengths", default=LENGTHS, help="prompt lengths, comma between")
     found.add_argument("--layers", type=int, default=0, help="fewer layers; 0: the config's")
-    found.add_argument("--decode-tokens", type=int, default=64)
-    found.add_argument("--decode-context", type=int, default=128)
     found.add_argument("--repeats", type=int, default=3)
     found.add_argument("--warmups", type=int, default=1)
     found.add_argument("--seed", type=int, default=0)
@@ -82,15 +89,21 @@ def decode(tokens: int, seconds: Sequence[float], **known: Any) -> dict[str, Any
     return phase(tokens, seconds, batch=1, **times, **known)
 
 
-def write(options: argparse.Namespace, title: str, packages: Sequence[str], **parts: Any) -> None:
+def write(
+    options: argparse.Namespace,
+    title: str,
+    packages: Sequence[str],
+    kind: str = "bench",
+    **parts: Any,
+) -> None:
     """result.json under --out, whole or not at all."""
     named = vars(options).items()
     result = {
         "version": 1,
-        "kind": "bench",
+        "kind": kind,
         "title": title,
         "made_up_weights": True,
-        "plan": {name: value for name, value in named if name not in ("model", "out")},
+        "plan": {name: value for name, value in named if name not in PATHS},
         **parts,
         "limits": None,
         "load_s": None,

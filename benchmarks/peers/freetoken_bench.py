@@ -44,9 +44,14 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = common.parser(__doc__)
+    add_engine_options(parser)
+    parser.add_argument("--even-routing", action="store_true", help="random router scores")
+    return parser.parse_args()
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slots", type=int, required=True, help="size of its expert cache")
     parser.add_argument("--hit-d2d", action="store_true", help="copy cached experts on the device")
-    parser.add_argument("--even-routing", action="store_true", help="random router scores")
     parser.add_argument(
         "--strategy", default="offload", choices=["offload", "hybrid", "cpu"], help="decode target"
     )
@@ -54,7 +59,6 @@ def arguments() -> argparse.Namespace:
         "--max-fetch", type=int, default=-1, help="hybrid fetches a layer; -1: its own"
     )
     parser.add_argument("--bfloat16", action="store_true", help="ignore the config's quantization")
-    return parser.parse_args()
 
 
 def title(options: argparse.Namespace) -> str:
@@ -116,14 +120,13 @@ def load(folder: Any, options: argparse.Namespace) -> Any:
         max_running_req=1,
         max_seq_len_override=CONTEXT,
         moe_collect_stats=True,
+        decode_log_interval=1 << 30,  # each line of its log sets the counters of misses to 0
     )
 
 
 def measure_decode(llm: Any, clock: Clock, options: argparse.Namespace) -> dict[str, Any]:
     """Times, and its own count of misses over them and the warm-ups."""
-    engine = vars(llm.engine).values()
-    caches = (value for value in engine if type(value).__name__ == "OffloadMoeCache")
-    cache = next(caches, None)  # none for its cpu strategy
+    cache = expert_cache(llm)
     if cache is None:
         return common.decode(options.decode_tokens, clock.repeated(clock.decode))
     cache.reset_stats()
@@ -132,6 +135,12 @@ def measure_decode(llm: Any, clock: Clock, options: argparse.Namespace) -> dict[
     return common.decode(
         options.decode_tokens, seconds, miss_rate=miss_rate, hit_rate=1 - miss_rate
     )
+
+
+def expert_cache(llm: Any) -> Any:
+    """Its expert slots and their counters; None for its cpu strategy."""
+    engine = vars(llm.engine).values()
+    return next((value for value in engine if type(value).__name__ == "OffloadMoeCache"), None)
 
 
 def route_evenly() -> None:
