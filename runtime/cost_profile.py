@@ -16,7 +16,7 @@ from typing import Any
 from residency.policies.errors import OutputError
 from residency.runtime.results import write_whole
 
-VERSION = 1
+VERSION = 2
 
 
 def profile_path(device_name: str, what: str) -> Path:
@@ -49,8 +49,10 @@ def read_profile(path: Path) -> dict[str, Any] | None:
         if content["version"] != VERSION:
             return None
         costs: dict[str, Any] = content["costs"]
-        numbers = [costs["expert_s"], costs["answer_s"], *costs["gap_s"].values()]
+        by_length = [*costs["gap_s"].items(), *costs["host_s"].items()]
+        numbers = [costs["expert_s"], costs["answer_s"], *(number for _, number in by_length)]
         sound = all(isinstance(number, float) and 0 <= number < 1e3 for number in numbers)
+        sound = sound and all(int(size) > 0 for size, _ in by_length)
         return costs if sound and costs["expert_s"] > 0 else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -105,6 +105,9 @@ class FusedMaths:
 
     def run(self, work: ChunkWork, experts: Sequence[int], rows: Sequence[int]) -> None:
         """Fill the results of every pair routed to `experts`, which lie in `rows`."""
+        if work.form is not None:
+            self._short.run(work, experts, rows)
+            return
         experts_G, row_of_E = self._lists(tuple(experts), tuple(rows))
         work.run(experts_G, row_of_E, self.rows, self.shape)
 

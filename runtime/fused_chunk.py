@@ -1,13 +1,15 @@
-"""A chunk's work for the grouped kernels, and short chunks' residents computed in one graph.
+"""A chunk's work for the grouped kernels, and that of short chunks in graphs.
 
 A short chunk waits for the host more than for the device: at every layer the host has to see the
 routes before it can plan. So the device groups the pairs by expert and computes what it finds in
 the slots by itself, in a graph captured once for a number of rows (bucket) and replayed for every
-layer, while the host still waits for the routes and plans the rest.
+layer, while the host still waits for the routes and plans the rest. What comes later is computed
+lot by lot, each by one replay of a graph for lots of about its size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +24,7 @@ from residency.runtime.kernels.grouped_gemm import launch_combine, launch_run_gr
 from residency.runtime.kernels.grouping import Grouping, empty_grouping, launch_group_pairs
 
 BUCKETS = (8, 16, 32, 64, 128, 256, 512)
+SMALLEST_LOT = 32  # experts that a graph of lots is for, at least
 
 
 @dataclass
@@ -29,7 +32,7 @@ class ChunkWork:
     """One call, grouped by expert; results wait in sorted order until they are combined.
 
     x_TH, act_PI, y_PH and the grouping may have more rows than the call has tokens: those are
-    routed nowhere.
+    routed nowhere. form: of a short chunk, what its graphs depend on; None of a longer one.
     """
 
     call: Call
@@ -38,6 +41,7 @@ class ChunkWork:
     grouping: Grouping
     act_PI: Tensor
     y_PH: Tensor
+    form: Hashable | None = None
 
     @classmethod
     def of(
@@ -93,6 +97,7 @@ class ShortChunks:
         # The experts that are computed at once, -1 where absent, then the row of each.
         with torch.inference_mode(False):
             self._residents = torch.full((2, num_experts), -1, dtype=torch.int32).to(rows.device)
+            self._lot = self._residents.clone()  # likewise, those of one lot
         self._any_residents = False
 
     def work(self, call: Call, activation: Activation, slots_E: Tensor | None) -> ChunkWork | None:
@@ -111,15 +116,31 @@ class ShortChunks:
         if num_tokens < bucket:
             places.ids_RK[num_tokens:].fill_(self._num_experts)
         self._tell(slots_E)
-        work = ChunkWork(call, activation, places.x_RH, places.grouping, places.act_PI, places.y_PH)
-        key = bucket, top_k, activation
-        self._graphs.run(key, lambda: self._compute(places, work), on=self._rows.device)
+        form = bucket, top_k, activation
+        work = ChunkWork(
+            call, activation, places.x_RH, places.grouping, places.act_PI, places.y_PH, form
+        )
+        self._graphs.run(form, lambda: self._compute(places, work), on=self._rows.device)
         return work
 
     def _compute(self, places: _Places, work: ChunkWork) -> None:
         launch_group_pairs(places.ids_RK, self._num_experts, places.grouping)
         experts_E, row_of_E = self._residents
         work.run(experts_E, row_of_E, self._rows, self._shape)
+
+    def run(self, work: ChunkWork, experts: Sequence[int], rows: Sequence[int]) -> None:
+        """Fill the results of every pair routed to `experts`, which lie in `rows`."""
+        size = min(max(SMALLEST_LOT, 1 << (len(experts) - 1).bit_length()), self._num_experts)
+        told = np.full((2, self._num_experts), -1, dtype=np.int32)
+        told[0, : len(experts)] = experts
+        told[1, told[0, : len(experts)]] = rows
+        self._lot.copy_(torch.from_numpy(told), non_blocking=True)  # as `_tell` does
+        experts_G, row_of_E = self._lot[0, :size], self._lot[1]
+
+        def compute() -> None:
+            work.run(experts_G, row_of_E, self._rows, self._shape)
+
+        self._graphs.run((work.form, size), compute, on=self._rows.device)
 
     def _tell(self, slots_E: Tensor | None) -> None:
         """Bring the device the residents of the layer."""

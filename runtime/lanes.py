@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -57,23 +57,32 @@ class Lanes:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._copy = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._compute: torch.cuda.Stream | None = None
+        self.begin()
         self._copies: list[Mark] = []
         self.timeline = Timeline()  # hears of copies, computations and waits
         self.copies_beside = device.type == "cuda"  # whether copies run beside the compute
 
+    def begin(self) -> None:
+        """The current stream is the compute lane from now on; to ask at each mark takes longer
+        than the mark.
+        """
+        if self._copy is not None:
+            self._compute = torch.cuda.current_stream(self.device)
+
     def mark(self, timed: bool = False) -> Mark:
         """A mark behind all work issued so far on the compute lane."""
-        if self._copy is None:
+        if self._compute is None:
             return Mark(at=time.perf_counter())
         event = torch.cuda.Event(enable_timing=timed)
-        event.record(torch.cuda.current_stream(self.device))
+        event.record(self._compute)
         return Mark(event)
 
     def wait(self, mark: Mark) -> None:
         """The compute lane goes on only after `mark`."""
         with self.timeline.computing("wait for a copy", Track.STALLS):
-            if mark.event is not None:
-                torch.cuda.current_stream(self.device).wait_event(mark.event)
+            if mark.event is not None and self._compute is not None:
+                self._compute.wait_event(mark.event)
 
     def reading(self, tensor: torch.Tensor) -> Reading:
         """Start to read a tensor behind all work issued so far on the compute lane, so that the
@@ -87,7 +96,7 @@ class Lanes:
 
     @contextmanager
     def copying(self, *after: Mark) -> Iterator[Mark]:
-        """Issue copies on the copy lane, behind `after`; the yielded mark lies behind them."""
+        """Copies are issued inside, behind `after`; the yielded mark lies behind them."""
         done = Mark()
         self._copies.append(done)
         if self._copy is None:
@@ -98,12 +107,22 @@ class Lanes:
         for mark in after:
             if mark.event is not None:
                 self._copy.wait_event(mark.event)
-        with torch.cuda.stream(self._copy):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record(self._copy)
-            yield done
-            end.record(self._copy)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(self._copy)
+        yield done
+        end.record(self._copy)
         done.begin, done.event = Mark(begin), end
+
+    def on_copies(self) -> AbstractContextManager[object]:
+        """Inside, torch works on the copy lane."""
+        return nullcontext() if self._copy is None else torch.cuda.stream(self._copy)
+
+    @property
+    def copy_handle(self) -> int:
+        """The copy lane as the driver knows it; the device has to have one."""
+        assert self._copy is not None, "the CPU has no streams"
+        handle: int = self._copy.cuda_stream
+        return handle
 
     def streams(self) -> dict[str, torch.cuda.Stream]:
         """Both lanes' streams; none on the CPU."""

@@ -6,6 +6,7 @@ what was chosen, for the report. For other modes nothing is kept.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -109,6 +110,16 @@ class Learning:
     def routes_known(self, layer: int, arrival: Mark) -> None:
         if self._times is not None:
             self._times.layers[layer].routes = arrival
+
+    def heard(self, layer: int) -> None:
+        """The host has the answer of a router that it waited for."""
+        if self._times is not None:
+            self._times.layers[layer].heard_s = time.perf_counter()
+
+    def issued(self, layer: int) -> None:
+        """The host has issued all of a layer."""
+        if self._times is not None:
+            self._times.layers[layer].issued_s = time.perf_counter()
 
     def copied(self, layer: int, num_experts: int, ready: Mark, *, waited: bool) -> None:
         """A copy over the link was issued. waited: for the layer's router."""

@@ -24,13 +24,21 @@ class LayerTimes:
     """Marks of one layer of one chunk.
 
     ahead: behind the last copy issued before its router had spoken. first: the first one behind
-    that; last: the last of all.
+    that; last: the last of all. heard_s, issued_s: when the host had its router's answer, if it
+    waited for it, and when all of the layer was issued, by the host's clock.
     """
 
     routes: Mark | None = None
     ahead: Mark | None = None
     first: Mark | None = None
     last: Mark | None = None
+    heard_s: float | None = None
+    issued_s: float = 0.0
+
+    @property
+    def host_s(self) -> float:
+        """What the host took behind the answer; 0 where it did not wait for one."""
+        return 0.0 if self.heard_s is None else self.issued_s - self.heard_s
 
 
 @dataclass
@@ -51,17 +59,22 @@ class ChunkTimes:
         return seconds / num_experts if num_experts and seconds > 0 else None
 
     def gap_s(self) -> float | None:
-        """Median time from a layer's last copy, or its routes if those came later, to the next
-        layer's routes.
+        """Median time to the next layer's routes from when a layer was issued and copied, or from
+        its own routes if that was before.
         """
         gaps = []
         for times, following in itertools.pairwise(self.layers):
             assert times.routes is not None and following.routes is not None, "the chunk has passed"
-            gap = times.routes.until(following.routes)
+            gap = times.routes.until(following.routes) - times.host_s
             if times.last is not None:
                 gap = min(gap, times.last.until(following.routes))
             gaps.append(max(gap, 0.0))
         return median(gaps) if gaps else None
+
+    def host_s(self) -> float | None:
+        """Median time that the host takes for a layer that waits, behind the answer."""
+        found = [times.host_s for times in self.layers if times.heard_s is not None]
+        return median(found) if found else None
 
     def answer_s(self) -> float | None:
         """Median time from a layer's routes to the first copy that waited for them, where the link
@@ -77,9 +90,9 @@ class ChunkTimes:
 
 
 class LinkCosts:
-    """Of recent chunks; gaps by length of chunk, a power of two.
+    """Of recent chunks; gaps and the host's times by length of chunk, a power of two.
 
-    An expert's time is their median. Of idle times the least counts, and none before the second
+    An expert's time is their median. Of other times the least counts, and none before the second
     chunk: what holds a chunk up, as a kernel's first run does, makes them longer, and what is
     copied beyond them delays what is needed.
     """
@@ -98,20 +111,23 @@ class LinkCosts:
         self._beside = beside
         self._assumed = assumed
         self._expert_s, self._answer_s = _Recent(), _Recent()
-        self._gap_s: dict[int, _Recent] = defaultdict(_Recent)
+        self._gap_s, self._host_s = _ByLength(grows=True), _ByLength(grows=False)
         self._waiting: deque[ChunkTimes] = deque()
         if known is not None:
             self._expert_s.add(known["expert_s"])
             for _ in range(2):
                 self._answer_s.add(known["answer_s"])
-                for size, seconds in known["gap_s"].items():
-                    self._gap_s[int(size)].add(seconds)
+                self._gap_s.take(known["gap_s"])
+                self._host_s.take(known["host_s"])
 
     def as_dict(self) -> dict[str, Any]:
         """Seconds; null for what was never measured."""
-        gaps = {str(size): self._gap_s[size].least for size in self._known_sizes}
-        expert_s, answer_s = self._expert_s.median, self._answer_s.least
-        return {"expert_s": expert_s, "answer_s": answer_s or 0.0, "gap_s": gaps}
+        return {
+            "expert_s": self._expert_s.median,
+            "answer_s": self._answer_s.least or 0.0,
+            "gap_s": self._gap_s.as_dict(),
+            "host_s": self._host_s.as_dict(),
+        }
 
     def observe(self, chunk: ChunkTimes) -> None:
         """Take in a chunk, as soon as the device is done with it."""
@@ -122,34 +138,21 @@ class LinkCosts:
         while self._waiting and self._waiting[0].passed():
             self._learn(self._waiting.popleft())
         expert_s, answer_s = self._expert_s.median, self._answer_s.least or 0.0
-        if expert_s is None or not self._known_sizes:
+        gap_s = self._gap_s.at(num_tokens)
+        if expert_s is None or gap_s is None:
             if self._assumed is None or self._beside:
                 return self._assumed
             return replace(self._assumed, idle_s=0.0)
-        return Costs(expert_s, self._gap(num_tokens) + answer_s if self._beside else 0.0)
-
-    @property
-    def _known_sizes(self) -> list[int]:
-        return sorted(size for size, recent in self._gap_s.items() if recent.least is not None)
+        if not self._beside:
+            return Costs(expert_s, 0.0)
+        host_s = max(0.0, (self._host_s.at(num_tokens) or 0.0) - answer_s)
+        return Costs(expert_s, gap_s + answer_s, host_s)
 
     def _learn(self, chunk: ChunkTimes) -> None:
         self._expert_s.add(chunk.expert_s())
         self._answer_s.add(chunk.answer_s())
-        if (gap_s := chunk.gap_s()) is not None:
-            self._gap_s[1 << (chunk.num_tokens - 1).bit_length()].add(gap_s)
-
-    def _gap(self, num_tokens: int) -> float:
-        """Between the lengths measured, by a line; beyond the longest, in proportion."""
-        sizes = self._known_sizes
-        gap_s = {size: self._gap_s[size].least or 0.0 for size in sizes}
-        at = bisect_left(sizes, num_tokens)
-        if at == 0:
-            return gap_s[sizes[0]]
-        below = sizes[at - 1]
-        if at == len(sizes):
-            return gap_s[below] * num_tokens / below
-        part = (num_tokens - below) / (sizes[at] - below)
-        return gap_s[below] + part * (gap_s[sizes[at]] - gap_s[below])
+        self._gap_s.add(chunk.num_tokens, chunk.gap_s())
+        self._host_s.add(chunk.num_tokens, chunk.host_s())
 
 
 class _Recent:
@@ -170,3 +173,44 @@ class _Recent:
     def least(self) -> float | None:
         """None before the second value."""
         return min(self._values) if len(self._values) > 1 else None
+
+
+class _ByLength:
+    """Values of one quantity by length of chunk."""
+
+    def __init__(self, *, grows: bool) -> None:
+        """grows: beyond the longest chunk measured in proportion to the length; else as there."""
+        self._grows = grows
+        self._recent: dict[int, _Recent] = defaultdict(_Recent)
+
+    def add(self, num_tokens: int, value: float | None) -> None:
+        if value is not None:
+            self._recent[1 << (num_tokens - 1).bit_length()].add(value)
+
+    def take(self, known: dict[str, float]) -> None:
+        """A value for each length, as `as_dict` gave them."""
+        for size, value in known.items():
+            self._recent[int(size)].add(value)
+
+    def as_dict(self) -> dict[str, float]:
+        return {str(size): value for size, value in self._known.items()}
+
+    @property
+    def _known(self) -> dict[int, float]:
+        values = {size: self._recent[size].least for size in sorted(self._recent)}
+        return {size: value for size, value in values.items() if value is not None}
+
+    def at(self, num_tokens: int) -> float | None:
+        """Between the lengths measured, by a line; None where there is none."""
+        known = self._known
+        if not known:
+            return None
+        sizes = list(known)
+        at = bisect_left(sizes, num_tokens)
+        if at == 0:
+            return known[sizes[0]]
+        below = sizes[at - 1]
+        if at == len(sizes):
+            return known[below] * num_tokens / below if self._grows else known[below]
+        part = (num_tokens - below) / (sizes[at] - below)
+        return known[below] + part * (known[sizes[at]] - known[below])

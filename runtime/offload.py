@@ -176,8 +176,8 @@ class OffloadRuntime:
         behind: tokens of the prompt that come after the chunk.
         """
         self.tokens_behind = behind
-        point = Point.PREFILL if phase is Phase.PREFILL else Point.DECODE
-        with self.whole(point):
+        self.lanes.begin()
+        with self.whole(Point.PREFILL if phase is Phase.PREFILL else Point.DECODE):
             self.prepare(phase, num_tokens)
             with self.recorded(phase, num_tokens):
                 if phase is Phase.PREFILL:

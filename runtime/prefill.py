@@ -31,8 +31,6 @@ from residency.runtime.staging import Buffer, StagingRing
 from residency.runtime.timeline import Track
 from residency.runtime.transfers import Transfers
 
-AT_ONCE_BYTES = 64 << 20  # about a millisecond of the link, in which a layer is planned
-
 
 class PrefillExecutor:
     """Owns the order of copies and compute during prefill."""
@@ -60,9 +58,8 @@ class PrefillExecutor:
         self._books = Books(counters, learning, transfers.lanes)
         self._maps = pool
         self._group_size = -(-pool.space.num_experts // mode.config.groups)
-        at_once = min(self._group_size, max(1, AT_ONCE_BYTES // transfers.rows.shape[1]))
         # Where the host copies itself it would plan no earlier.
-        self._at_once = at_once if transfers.lanes.copies_beside else 0
+        self._at_once = self._group_size if transfers.lanes.copies_beside else 0
         self._abandon()
 
     def begin(self, num_tokens: int, last_token: int, promoted: int) -> None:
@@ -115,16 +112,18 @@ class PrefillExecutor:
         read_E = torch.where(in_place, slots_E, -1) if in_place.any() else None
         with lanes.timeline.computing("residents", layer=layer):
             work: PartialSum = self.maths.begin(call, read_E)
-        self._books.keep(wait=ahead.waits)
         self.learning.routes_known(layer, routes.arrival)
         if ahead.waits:
             self._fetch_rest(step, work, ahead, routes, before)
             self.views.guessed(layer + 1, guess)
             self._open = True
+        else:
+            self._books.keep(wait=False)
         self._books.add(step, routes, resident_E)
         self._run(layer, work)
         with lanes.timeline.computing("sum", layer=layer):
             out_TH: torch.Tensor = work.combined()
+        self.learning.issued(layer)
         return out_TH
 
     def _ask_router(self, layer: int, call: Call) -> Reading | None:
@@ -169,10 +168,12 @@ class PrefillExecutor:
         self._pending.clear()  # what is not on its way by now waits for the answer
         with timeline.during(Track.WAITS, "wait for the router", layer=layer):
             ids_TK = routes.value()
+        self.learning.heard(layer)
         routed = self.views.mask(ids_TK)
         if self._issued:
             self._keep_routed(layer, routed)
         self._start_at_once(layer, routed)
+        self._books.keep(wait=True)
         landed = rows_of(self._issued)  # in staging or on their way, all of this layer
         if not landed and not (routed & ~ahead.plan.in_place).any():
             return  # all of it is read in place
@@ -180,9 +181,8 @@ class PrefillExecutor:
         with timeline.during(Track.WAITS, "plan", layer=layer):
             plan = plan_rest(self.mode, view, ahead)
         if plan.copy.any():  # first: an admission may evict what they read
-            self._pending.extend(
-                self._staged(layer, Plan.of(len(routed), copy=plan.copy), waited=True)
-            )
+            copied = Plan.of(len(routed), copy=plan.copy)
+            self._pending.extend(self._staged(layer, copied, waited=True))
             self._run(layer, work)
         if plan.in_place.any():
             experts = ids_of(plan.in_place)
@@ -192,9 +192,8 @@ class PrefillExecutor:
             read = ids_of(routed & (ahead.plan.in_place | plan.in_place))
             self._admit(step, work, read, ids_of(plan.admit), landed, before)
         if plan.stream.any():
-            self._pending.extend(
-                self._staged(layer, Plan.of(len(routed), stream=plan.stream), waited=True)
-            )
+            streamed = Plan.of(len(routed), stream=plan.stream)
+            self._pending.extend(self._staged(layer, streamed, waited=True))
 
     def _start_at_once(self, layer: int, routed: torch.Tensor) -> None:
         """Let the link have something to do while the host plans: whatever the plan, routed experts
@@ -205,8 +204,8 @@ class PrefillExecutor:
             missing[lot.experts] = False
         experts = ids_of(missing)[: self._at_once]
         if experts and (buffer := self.ring.acquire()) is not None:
-            lot = self._issue(Pending(layer, experts, None, True), buffer, Source.FETCH)
-            self._issued.append(lot)
+            pending = Pending(layer, experts, None, True)
+            self._issued.append(self._issue(pending, buffer, Source.FETCH))
 
     def _keep_routed(self, layer: int, routed: torch.Tensor) -> None:
         """Count what was fetched ahead, and leave out of it what the chunk is not routed to."""

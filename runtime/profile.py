@@ -68,7 +68,7 @@ class Profile(Unprofiled):
         activities = [ProfilerActivity.CPU]
         if self._lanes.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        with torch.profiler.profile(activities=activities) as profiler:
+        with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
             clock_s = time.perf_counter()
             with record_function(_CLOCK):
                 pass

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
@@ -12,15 +11,7 @@ from residency.runtime.banks import Banks
 from residency.runtime.counters import Counters, Source
 from residency.runtime.faults import Point, Work
 from residency.runtime.lanes import Lanes, Mark
-
-
-@dataclass(frozen=True)
-class Run:
-    """Consecutive rows that go to consecutive rows: one copy."""
-
-    source: int
-    target: int
-    length: int
+from residency.runtime.row_copies import RowCopies, over_the_link, within
 
 
 class Transfers:
@@ -31,6 +22,8 @@ class Transfers:
         self.rows = rows
         self.lanes = lanes
         self.counters = counters
+        self._over_the_link = over_the_link(rows, banks.layers, lanes)
+        self._within = within(rows, lanes)
 
     def fetch(
         self,
@@ -43,16 +36,17 @@ class Transfers:
     ) -> Mark:
         """Copy `experts` of the layer's bank into `rows`, once `after` has passed."""
         bank = self.banks.layers[layer]
-        return self._copy(bank, layer, phase, source, experts, rows, after)
+        return self._copy(self._over_the_link, bank, layer, phase, source, experts, rows, after)
 
     def duplicate(
         self, layer: int, phase: Phase, slots: Sequence[int], rows: Sequence[int], *after: Mark
     ) -> Mark:
         """Copy `slots` into `rows` on the device, once `after` has passed."""
-        return self._copy(self.rows, layer, phase, Source.D2D, slots, rows, after)
+        return self._copy(self._within, self.rows, layer, phase, Source.D2D, slots, rows, after)
 
     def _copy(
         self,
+        copies: RowCopies,
         origin: torch.Tensor,
         layer: int,
         phase: Phase,
@@ -62,26 +56,10 @@ class Transfers:
         after: tuple[Mark, ...],
     ) -> Mark:
         with Work(Point.COPY), self.lanes.copying(*after) as done:
-            for run in runs(sources, targets):
-                target = self.rows[run.target : run.target + run.length]
-                target.copy_(origin[run.source : run.source + run.length], non_blocking=True)
+            copies.issue(origin, sources, targets)
         num_bytes = len(sources) * self.rows.shape[1]
         self.counters.moved(layer, phase, source, num_bytes)
         self.lanes.timeline.copied(
             done, source, layer=layer, phase=phase, sources=sources, rows=targets, bytes=num_bytes
         )
         return done
-
-
-def runs(sources: Sequence[int], targets: Sequence[int]) -> Iterator[Run]:
-    """Cut (source, target) pairs into runs that are consecutive on both sides."""
-    start = 0
-    for end in range(1, len(sources) + 1):
-        consecutive = (
-            end < len(sources)
-            and sources[end] == sources[end - 1] + 1
-            and targets[end] == targets[end - 1] + 1
-        )
-        if not consecutive:
-            yield Run(sources[start], targets[start], end - start)
-            start = end

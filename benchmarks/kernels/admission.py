@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from timing import graph_us
 from residency.policies.cache import CachePolicy
 from residency.policies.cache.lrfu import Lrfu
 from residency.policies.cache.lru import Lru
+from residency.policies.cache.succession import Succession
 from residency.policies.step import IdSpace, Phase, Step
 from residency.runtime.environment import environment
 from residency.runtime.kernels.admission import launch_admit
@@ -52,6 +54,7 @@ def main() -> None:
     result = {
         "kind": "admission",
         "admission": rows,
+        "refresh_us": refreshes(),
         "gather": list(gathers()),
         "environment": environment(DEVICE),
     }
@@ -71,12 +74,24 @@ def admissions(num_slots: int, num: int, misses: int) -> list[tuple[str, float]]
         ("lrfu", Lrfu(Lrfu.Config()), True),
         ("lru, touch in torch operations", Lru(Lru.Config()), False),
         ("lrfu, touch in torch operations", Lrfu(Lrfu.Config()), False),
+        ("succession, touch in torch operations", Succession(Succession.Config()), False),
     ):
         pool = SlotPool(SPACE, num_slots, policy, DEVICE)
         ids = fill(pool, num, misses)
         touch = touch_of(policy) if fused else policy.touch
         times.append((name, layer_us(pool, ids, touch)))
     return times
+
+
+def refreshes() -> dict[str, float]:
+    """Microseconds a token of what a policy does at its start, for all layers."""
+    found = {}
+    for policy in (Lru(Lru.Config()), Lrfu(Lrfu.Config()), Succession(Succession.Config())):
+        policy.allocate(SPACE, DEVICE)
+        step = Step(torch.tensor(1 << 20, device=DEVICE), 0, Phase.DECODE)
+        does = type(policy).refresh is not CachePolicy.refresh
+        found[policy.name] = graph_us([partial(policy.refresh, step)]) if does else 0.0
+    return found
 
 
 def fill(pool: SlotPool, num: int, misses: int) -> list[torch.Tensor]:

@@ -4,9 +4,10 @@ Of a layer's missing experts, in the order of the chance that the chunk is route
 n are streamed before, mostly while the link would be idle anyway; of the others those that it is
 routed to are fetched when the router has spoken. A layer then takes
 
-    max(idle, n * t) + t * sum of the chances of the others
+    max(idle, n * t) + max(host, t * sum of the chances of the others)
 
-where t is the time of one expert over the link; n is chosen for the least. Without waiting for the
+where t is the time of one expert over the link, and host what the host takes to plan and issue the
+layer meanwhile; n is chosen for the least. Without waiting for the
 router a layer takes the time of all its missing experts, or of the compute behind which they are
 copied. The lesser way is taken, layer by layer; residents are read in place in both.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from residency.policies.base import Need
@@ -31,7 +33,7 @@ from residency.policies.prefill.base import (
 from residency.policies.prefill.demand import Demand
 
 LEAST_CHANCE = 0.05  # a guess that is hardly ever right only burns energy
-LEAST_GAIN = 0.03  # below it, chances and costs are not known well enough to wait
+LEAST_GAIN = 0.03  # below it, chances and costs are not known well enough
 USED_IDLE = 0.75  # of the idle time; what is copied beyond it delays what is needed
 NOTHING_KNOWN = Costs(expert_s=1.0, idle_s=0.0)  # until costs are measured, bytes decide
 
@@ -60,26 +62,30 @@ class Auto(PrefillMode):
 
     def ahead(self, view: LayerView) -> Ahead:
         assert view.chances is not None, "auto is told the chances"
-        missing = ~view.resident
+        resident_E = view.resident.numpy()  # a chunk waits for this: numpy's calls are the shorter
         costs = view.costs or NOTHING_KNOWN
-        num_missing = int(missing.sum())
-        chances, order = torch.where(missing, view.chances, 0.0).sort(descending=True, stable=True)
-        num_worth = int((chances >= LEAST_CHANCE).sum())
-        ahead_s = costs.expert_s * torch.arange(num_worth + 1, dtype=torch.float64)
-        later = chances.sum() - torch.cat([chances.new_zeros(1), chances[:num_worth].cumsum(0)])
-        ways_s = ahead_s.clamp(min=USED_IDLE * costs.idle_s) + costs.expert_s * later
+        chance_E = np.where(resident_E, 0.0, view.chances.numpy())
+        order = np.argsort(-chance_E, kind="stable")
+        chances = chance_E[order]
+        num_worth = np.count_nonzero(chances >= LEAST_CHANCE)
+        ahead_s = costs.expert_s * np.arange(num_worth + 1)
+        later = chances.sum() - np.concatenate([[0.0], chances[:num_worth].cumsum()])
+        later_s = np.maximum(costs.host_s, costs.expert_s * later)
+        ways_s = np.maximum(ahead_s, USED_IDLE * costs.idle_s) + later_s
         num_ahead = int(ways_s.argmin())
-        wait_s = max(costs.idle_s, float(ahead_s[num_ahead]))
-        wait_s += costs.expert_s * float(later[num_ahead])
+        if ways_s[0] * (1 - LEAST_GAIN) <= ways_s[num_ahead]:
+            num_ahead = 0  # what is fetched ahead is more for the host to do
+        wait_s = max(costs.idle_s, float(ahead_s[num_ahead])) + float(later_s[num_ahead])
+        num_missing = len(resident_E) - np.count_nonzero(resident_E)
         stream_s = max(costs.idle_s, num_missing * costs.expert_s)
         expected_s = {} if view.costs is None else {STREAM: stream_s, WAIT: wait_s}
-        num_experts = len(missing)
+        num_experts = len(resident_E)
         if stream_s * (1 - LEAST_GAIN) <= wait_s:
-            plan = Plan.of(num_experts, in_place=view.resident, stream=missing)
+            plan = Plan.of(num_experts, in_place=view.resident, stream=~view.resident)
             return Ahead(plan, waits=False, choice=Choice(STREAM, expected_s))
-        early = torch.zeros_like(missing)
-        early[order[:num_ahead]] = True
-        plan = Plan.of(num_experts, in_place=view.resident, stream=early)
+        early_E = np.zeros(num_experts, dtype=bool)
+        early_E[order[:num_ahead]] = True
+        plan = Plan.of(num_experts, in_place=view.resident, stream=torch.from_numpy(early_E))
         return Ahead(plan, True, Choice(AHEAD if num_ahead else WAIT, expected_s))
 
     def plan(self, view: LayerView) -> Plan:
@@ -94,9 +100,9 @@ class Auto(PrefillMode):
 def _likeliest(view: LayerView) -> torch.Tensor:
     """Of the experts to be fetched that may enter slots, the layer's share of the empty slots."""
     assert view.chances is not None and view.routed is not None, "the router has spoken"
-    wanted = view.routed & ~view.resident & view.welcome
-    order = torch.where(wanted, view.chances, -1.0).argsort(descending=True, stable=True)
+    wanted_E = (view.routed & ~view.resident & view.welcome).numpy()
+    order = np.argsort(-np.where(wanted_E, view.chances.numpy(), -1.0), kind="stable")
     share = view.num_empty // view.num_sharing
-    chosen = torch.zeros_like(wanted)
-    chosen[order[:share]] = True
-    return wanted & chosen
+    chosen_E = np.zeros_like(wanted_E)
+    chosen_E[order[:share]] = True
+    return torch.from_numpy(wanted_E & chosen_E)

@@ -27,10 +27,13 @@ class Costs:
     expert_s: one expert over the link, as contended.
     idle_s: in a layer of a chunk of this length, how long the link would have nothing to copy from
         the layer's last copy to the first one that waits for the next layer's router.
+    host_s: in such a layer, what the host takes from that first copy until all of the layer is
+        issued; copies that take no longer hold nobody up.
     """
 
     expert_s: float
     idle_s: float
+    host_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from residency.runtime.graphs import Graphs
-from residency.runtime.kernels.dense import FEW
 from residency.runtime.kernels.rotary import KeyValues
 
 BUCKETS = (16, 32, 64, 128, 256, 512)
@@ -147,7 +146,7 @@ class Pieces:
 def covers(hidden_BSH: Tensor) -> bool:
     """Whether a chunk runs in pieces; by its length, whatever was captured."""
     batch, steps, _ = hidden_BSH.shape
-    return batch == 1 and FEW < steps <= BUCKETS[-1] and suits(hidden_BSH)
+    return batch == 1 and 1 < steps <= BUCKETS[-1] and suits(hidden_BSH)
 
 
 def suits(hidden_BSH: Tensor) -> bool:

@@ -23,7 +23,7 @@ ROOM = 256
 
 @pytest.fixture(scope="module", params=list(SIZES))
 def make(request, tmp_path_factory):
-    sizes = {"num_experts": 16, **SIZES[request.param], "eos_token_id": None}
+    sizes = {"eos_token_id": None, **SIZES[request.param]}
     folder = tmp_path_factory.mktemp("gpu") / "model"
     write_checkpoint(folder, request.param, **{**sizes, "num_experts": 16})
     base = ["model=folder", f"model.path={folder}", "model.dtype=float32", "device=cuda"]

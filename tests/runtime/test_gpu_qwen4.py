@@ -99,7 +99,7 @@ def test_a_table_s_rows_by_kernel(folder):
 
 def test_four_layers_of_the_real_shape():
     """Prefill of 512 and 16 captured steps; needs 20 GiB of host memory for the banks."""
-    overrides = ["workload=bench", "model=qwen4_exp", "model.layers=4", "model.context=4096"]
+    overrides = ["workload=bench", "model=qwen4_exp", "model.layers=4", "model.context=8192"]
     few = ["device=cuda", "prefill=always_stream", "cache.slots=256", "model.table_rows=1000000"]
     with build_engine(compose([*overrides, *few])) as engine:
         seen = []

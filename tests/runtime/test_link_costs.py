@@ -45,6 +45,18 @@ def test_copies_that_end_before_the_layer_begins_leave_the_layer_idle():
     assert ChunkTimes(8, layers).gap_s() == 10
 
 
+def test_a_host_that_takes_longer_than_the_copies_is_no_idle_time():
+    costs, held_up = LinkCosts(), chunk(answer=1.0, experts=1, expert_s=2.0, gap=8.0)
+    for times in held_up.layers:  # routes at r, copies to r + 3, issued at r + 7, routes at r + 11
+        times.heard_s, times.issued_s = times.routes.at, times.routes.at + 7.0
+    assert (held_up.gap_s(), held_up.host_s()) == (4.0, 7.0)
+    for _ in range(2):
+        costs.observe(held_up)
+    assert costs.of(16) == Costs(expert_s=2.0, idle_s=5.0, host_s=6.0)
+    assert LinkCosts(costs.as_dict()).of(4096).host_s == 6.0  # it does not grow with the chunk
+    assert LinkCosts(costs.as_dict(), beside=False).of(16) == Costs(2.0, 0.0)
+
+
 def test_an_answer_behind_copies_that_still_ran_tells_nothing():
     ahead, first = copy(0, 6), copy(6, 8)
     layers = [LayerTimes(Mark(at=5.0), ahead, first, first)]
@@ -90,8 +102,8 @@ def test_costs_survive_a_file(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", "{}", '{"version": 99}', '{"version": 1, "costs": {"expert_s": -1.0}}',
-     '{"version": 1, "costs": {"expert_s": "x", "answer_s": 0.0, "gap_s": {}}}'],
+    ["", "[]", "{}", '{"version": 99}', '{"version": 2, "costs": {"expert_s": -1.0}}',
+     '{"version": 2, "costs": {"expert_s": "x", "answer_s": 0.0, "gap_s": {}, "host_s": {}}}'],
 )  # fmt: skip
 def test_a_damaged_file_is_none(tmp_path, content):
     file = tmp_path / "costs.json"

@@ -333,9 +333,9 @@ def test_which_chunks_run_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not pieces.covers(chunk)
     monkeypatch.setattr(pieces, "suits", lambda hidden_BSH: True)
     lengths = [n for n in range(1, 600) if pieces.covers(torch.empty(1, n, 1))]
-    assert lengths == list(range(9, 513))
+    assert lengths == list(range(2, 513))
     assert not pieces.covers(torch.empty(2, 16, 1))
-    assert [pieces.bucket_of(n) for n in (9, 16, 17, 64, 257, 512)] == [16, 16, 32, 64, 512, 512]
+    assert [pieces.bucket_of(n) for n in (2, 16, 17, 64, 257, 512)] == [16, 16, 32, 64, 512, 512]
 
 
 class _Graph:

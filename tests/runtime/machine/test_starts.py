@@ -102,7 +102,7 @@ def test_assumed_costs_are_never_kept_and_end_with_the_first_measured():
     costs = LinkCosts(assumed=Costs(2.0, 1.0))
     assert costs.of(16) == Costs(2.0, 1.0)
     assert costs.as_dict()["expert_s"] is None
-    measured = {"expert_s": 5.0, "answer_s": 0.0, "gap_s": {"16": 3.0}}
+    measured = {"expert_s": 5.0, "answer_s": 0.0, "gap_s": {"16": 3.0}, "host_s": {}}
     assert LinkCosts(measured, assumed=Costs(2.0, 1.0)).of(16) == Costs(5.0, 3.0)
     assert LinkCosts(beside=False, assumed=Costs(2.0, 1.0)).of(16) == Costs(2.0, 0.0)
 
