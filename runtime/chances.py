@@ -17,6 +17,7 @@ from residency.policies.step import IdSpace
 PRIOR_TOKENS = 64  # the weight of "all alike", in tokens
 MEMORY_TOKENS = 4096  # older tokens fade
 CORRECTION = 0.1  # of the error in distinct experts, what one layer corrects of s
+SPREAD_LAYERS = 4  # where nobody asked for the chances, every fourth layer does
 LEAST_SPREAD, MOST_SPREAD = 0.01, 2.0
 SHARE_CORRECTION = 0.1  # of the shares of right guesses, per layer of a chunk
 
@@ -35,11 +36,13 @@ class Chances:
         # Of the experts that a guess named, and of the others by what was expected of those.
         self._named: dict[int, float] = defaultdict(lambda: 0.5)
         self._unnamed: dict[int, float] = defaultdict(lambda: 1.0)
+        self._expectations: dict[int, float] = {}  # by layer, what its next routes are held against
         self._guesses: dict[int, tuple[FloatArray, FloatArray]] = {}
 
     def of(self, layer: int, num_tokens: int, guessed: torch.Tensor | None) -> torch.Tensor:
         """float64 [E]. guessed: int64 [E], how many tokens named each; None for no guess."""
         chance_E = self._expected(layer, num_tokens)
+        self._expectations[layer] = float(chance_E.sum())
         if guessed is not None:
             named_E, size = guessed.numpy() > 0, num_tokens.bit_length()
             self._guesses[layer] = named_E, chance_E
@@ -54,10 +57,13 @@ class Chances:
     def learn(self, layer: int, ids_TK: torch.Tensor, num_distinct: int) -> None:
         """Take in one layer's routes, int64 [T, K] on the host."""
         num_tokens, size = len(ids_TK), len(ids_TK).bit_length()
-        expected = self._expected(layer, num_tokens).sum()
-        error = num_distinct / max(expected, 1e-9) - 1
-        spread = self._spread[size] * (1 + CORRECTION * error)
-        self._spread[size] = min(max(spread, LEAST_SPREAD), MOST_SPREAD)
+        expected = self._expectations.pop(layer, None)
+        if expected is None and layer % SPREAD_LAYERS == 0:
+            expected = self._expected(layer, num_tokens).sum()
+        if expected is not None:
+            error = num_distinct / max(expected, 1e-9) - 1
+            spread = self._spread[size] * (1 + CORRECTION * error)
+            self._spread[size] = min(max(spread, LEAST_SPREAD), MOST_SPREAD)
         count_E = np.bincount(ids_TK.numpy().ravel(), minlength=self._space.num_experts)
         if (guess := self._guesses.pop(layer, None)) is not None:
             self._judge(size, count_E > 0, *guess)

@@ -33,7 +33,7 @@ class Mark:
         return float(self.event.elapsed_time(later.event)) / 1e3
 
     def seconds(self) -> float:
-        """How long the copies before this mark of `Lanes.copying` took. Waits for them."""
+        """How long the copies before this mark of `Lane.copying` took. Waits for them."""
         return 0.0 if self.begin is None else self.begin.until(self)
 
 
@@ -51,23 +51,65 @@ class Reading:
         return self._tensor
 
 
+class Lane:
+    """A stream for copies of one kind, beside the compute lane; nothing at all on the CPU."""
+
+    def __init__(self, device: torch.device, marks: list[Mark]) -> None:
+        """marks: where the mark of each `copying` is written down."""
+        self._marks = marks
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def copying(self, *after: Mark) -> Iterator[Mark]:
+        """Copies are issued inside, behind `after`; the yielded mark lies behind them."""
+        done, stream = Mark(), self.stream
+        self._marks.append(done)
+        if stream is None:
+            done.begin = Mark(at=time.perf_counter())
+            yield done
+            done.at = time.perf_counter()
+            return
+        for mark in after:
+            if mark.event is not None:
+                stream.wait_event(mark.event)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(stream)
+        yield done
+        end.record(stream)
+        done.begin, done.event = Mark(begin), end
+
+    def current(self) -> AbstractContextManager[object]:
+        """Inside, torch works on this lane."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    @property
+    def handle(self) -> int:
+        """The stream as the driver knows it; the device has to have one."""
+        assert self.stream is not None, "the CPU has no streams"
+        handle: int = self.stream.cuda_stream
+        return handle
+
+
 class Lanes:
-    """The compute lane (the current stream) and the copy lane of one device."""
+    """The compute lane (the current stream) of one device, and its lanes for copies.
+
+    link: over the link. moves: within the device, which need not hold up the link.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._copy = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._compute: torch.cuda.Stream | None = None
-        self.begin()
         self._copies: list[Mark] = []
+        self.link, self.moves = (Lane(device, self._copies) for _ in range(2))
+        self._compute: torch.cuda.Stream | None = None
         self.timeline = Timeline()  # hears of copies, computations and waits
         self.copies_beside = device.type == "cuda"  # whether copies run beside the compute
+        self.begin()
 
     def begin(self) -> None:
         """The current stream is the compute lane from now on; to ask at each mark takes longer
         than the mark.
         """
-        if self._copy is not None:
+        if self.device.type == "cuda":
             self._compute = torch.cuda.current_stream(self.device)
 
     def mark(self, timed: bool = False) -> Mark:
@@ -94,48 +136,21 @@ class Lanes:
         host.copy_(tensor, non_blocking=True)
         return Reading(host, self.mark(timed=True))
 
-    @contextmanager
-    def copying(self, *after: Mark) -> Iterator[Mark]:
-        """Copies are issued inside, behind `after`; the yielded mark lies behind them."""
-        done = Mark()
-        self._copies.append(done)
-        if self._copy is None:
-            done.begin = Mark(at=time.perf_counter())
-            yield done
-            done.at = time.perf_counter()
-            return
-        for mark in after:
-            if mark.event is not None:
-                self._copy.wait_event(mark.event)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record(self._copy)
-        yield done
-        end.record(self._copy)
-        done.begin, done.event = Mark(begin), end
-
-    def on_copies(self) -> AbstractContextManager[object]:
-        """Inside, torch works on the copy lane."""
-        return nullcontext() if self._copy is None else torch.cuda.stream(self._copy)
-
-    @property
-    def copy_handle(self) -> int:
-        """The copy lane as the driver knows it; the device has to have one."""
-        assert self._copy is not None, "the CPU has no streams"
-        handle: int = self._copy.cuda_stream
-        return handle
-
     def streams(self) -> dict[str, torch.cuda.Stream]:
-        """Both lanes' streams; none on the CPU."""
-        if self._copy is None:
+        """By what runs on them; none on the CPU."""
+        if self.device.type != "cuda":
             return {}
-        return {"compute": torch.cuda.current_stream(self.device), "copies": self._copy}
+        lanes = {"copies": self.link.stream, "moves within the device": self.moves.stream}
+        compute = torch.cuda.current_stream(self.device)
+        return {"compute": compute} | {n: stream for n, stream in lanes.items() if stream}
 
     def synchronize(self) -> None:
-        if self._copy is not None:
+        if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def take_copy_seconds(self) -> float:
-        """Seconds that the copy lane was busy since the last call. Synchronises."""
+        """Seconds that copies took since the last call. Synchronises."""
         self.synchronize()
-        copies, self._copies = self._copies, []
-        return sum(mark.seconds() for mark in copies)
+        seconds = sum(mark.seconds() for mark in self._copies)
+        self._copies.clear()
+        return seconds

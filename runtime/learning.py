@@ -6,6 +6,7 @@ what was chosen, for the report. For other modes nothing is kept.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,7 @@ from residency.runtime.lanes import Mark
 from residency.runtime.link_costs import ChunkTimes, LayerTimes, LinkCosts
 
 NO_CHOICE = "fixed"
+LACKED_CORRECTION = 0.1  # of the mean number of experts lacked, per layer of a chunk
 
 
 class Router(Protocol):
@@ -76,6 +78,8 @@ class Learning:
         the profile has none.
         """
         self.learns = mode.learns
+        self._mode = mode
+        self._lacked: dict[int, float] = {}  # by length of chunk, a power of two
         self._num_layers = space.num_layers
         self._router = router if mode.asks_router else None
         self._chances = Chances(space) if mode.learns else None
@@ -133,10 +137,14 @@ class Learning:
         elif times.first is None:
             times.first = ready
 
-    def routed(self, layer: int, ids_TK: torch.Tensor, num_distinct: int) -> None:
-        """A layer's routes, int64 [T, K] on the host."""
-        if self._chances is not None:
-            self._chances.learn(layer, ids_TK, num_distinct)
+    def routed(self, layer: int, ids_TK: torch.Tensor, num_distinct: int, num_lacked: int) -> None:
+        """A layer's routes, int64 [T, K] on the host. num_lacked: of the distinct experts."""
+        if self._chances is None:
+            return
+        self._chances.learn(layer, ids_TK, num_distinct)
+        size = len(ids_TK).bit_length()
+        before = self._lacked.get(size, num_lacked)
+        self._lacked[size] = before + LACKED_CORRECTION * (num_lacked - before)
 
     # What plans follow from.
 
@@ -144,9 +152,12 @@ class Learning:
         """The view with what was learnt. alone: the layer shares its slots with no other."""
         if self._chances is None:
             return view
+        lacked = self._lacked.get(view.num_tokens.bit_length(), math.inf)
+        view = replace(view, cycle=self._cycle, costs=self._now, lacked=lacked)
+        if not alone and not self._mode.wants_chances(view):
+            return view
         chances = self._chances.of(view.layer, view.num_tokens, view.guessed)
-        cycle = float(chances.sum()) if alone else self._cycle
-        return replace(view, chances=chances, cycle=cycle, costs=self._now)
+        return replace(view, chances=chances, cycle=float(chances.sum()) if alone else self._cycle)
 
     def guess(self, layer: int, x_TH: torch.Tensor) -> torch.Tensor | None:
         return None if self._router is None else self._router.guess(layer, x_TH)

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from residency.policies.prefill import Ahead, Plan, PrefillMode
-from residency.policies.step import Phase, Step
+from residency.policies.step import Step
 from residency.runtime.admission import Placed
 from residency.runtime.counters import Counters, Source
 from residency.runtime.experts import Call, Maths, PartialSum
@@ -23,11 +23,12 @@ from residency.runtime.lanes import Mark, Reading
 from residency.runtime.learning import Learning
 from residency.runtime.lots import Lot, Pending, rows_of, staged
 from residency.runtime.prefill_books import Books
+from residency.runtime.prefill_copies import ChunkCopies
 from residency.runtime.prefill_entries import Entering
 from residency.runtime.prefill_plans import ids_of, plan_ahead, plan_rest
 from residency.runtime.prefill_views import Views
 from residency.runtime.slots import SlotPool
-from residency.runtime.staging import Buffer, StagingRing
+from residency.runtime.staging import StagingRing
 from residency.runtime.timeline import Track
 from residency.runtime.transfers import Transfers
 
@@ -49,7 +50,6 @@ class PrefillExecutor:
         """host_layers: those whose slots decode does not read."""
         self.mode = mode
         self.pool = pool
-        self.ring = ring
         self.transfers = transfers
         self.maths = maths
         self.counters = counters
@@ -58,8 +58,9 @@ class PrefillExecutor:
         self._books = Books(counters, learning, transfers.lanes)
         self._maps = pool
         self._group_size = -(-pool.space.num_experts // mode.config.groups)
+        self.copies = ChunkCopies(ring, transfers, learning, self._group_size)
         # Where the host copies itself it would plan no earlier.
-        self._at_once = self._group_size if transfers.lanes.copies_beside else 0
+        self._at_once = self.copies.lot_size if transfers.lanes.copies_beside else 0
         self._abandon()
 
     def begin(self, num_tokens: int, last_token: int, promoted: int) -> None:
@@ -69,7 +70,7 @@ class PrefillExecutor:
         references; the experts of the others leave slots and history as they are.
         """
         self._token = torch.tensor(last_token)
-        self._start = self.transfers.lanes.mark()
+        self.copies.begin()
         # The host plans a chunk layer by layer, so it has the maps meanwhile.
         self._maps = self.pool.on_host()
         self.learning.begin(num_tokens)
@@ -88,7 +89,7 @@ class PrefillExecutor:
         """Forget a chunk that was broken off, and what it has admitted."""
         self._books.forget()
         self.learning.forget()
-        self.ring.reset()
+        self.copies.reset()
         self._abandon()
 
     def _abandon(self) -> None:
@@ -150,13 +151,14 @@ class PrefillExecutor:
         return True
 
     def _pump(self) -> None:
-        """Issue planned lots in order while the ring has a buffer for the next one."""
+        """Issue planned lots in order while staging has room for the next one."""
         while self._pending or self._look_ahead():
             if self._pending:
-                buffer = self.ring.acquire()
-                if buffer is None:
+                lot = self.copies.stage(self._pending[0])
+                if lot is None:
                     return
-                self._issued.append(self._issue(self._pending.popleft(), buffer))
+                self._pending.popleft()
+                self._issued.append(lot)
 
     # Once the router has spoken.
 
@@ -184,6 +186,7 @@ class PrefillExecutor:
             copied = Plan.of(len(routed), copy=plan.copy)
             self._pending.extend(self._staged(layer, copied, waited=True))
             self._run(layer, work)
+            landed = {}  # other copies may lie in their buffers by now
         if plan.in_place.any():
             experts = ids_of(plan.in_place)
             with timeline.computing("residents", layer=layer):
@@ -203,9 +206,9 @@ class PrefillExecutor:
         for lot in self._issued:
             missing[lot.experts] = False
         experts = ids_of(missing)[: self._at_once]
-        if experts and (buffer := self.ring.acquire()) is not None:
-            pending = Pending(layer, experts, None, True)
-            self._issued.append(self._issue(pending, buffer, Source.FETCH))
+        if experts:
+            lot = self.copies.stage(Pending(layer, experts, None, True), Source.FETCH)
+            self._issued.extend([] if lot is None else [lot])
 
     def _keep_routed(self, layer: int, routed: torch.Tensor) -> None:
         """Count what was fetched ahead, and leave out of it what the chunk is not routed to."""
@@ -243,43 +246,18 @@ class PrefillExecutor:
             with self.transfers.lanes.timeline.during(Track.POLICY, "admission", layer=step.layer):
                 admission = self._maps.admit(wave, step)
             self.counters.count_evictions(step.layer, step.phase, admission.counts)
-            self._fetch(
-                step.layer, Placed.of(admission, step.layer, self.pool.space), landed, after
-            )
+            placed = Placed.of(admission, step.layer, self.pool.space)
+            lots = self.copies.admit(step.layer, placed, landed, tuple(self._issued), after)
+            self._issued.extend(lots)
             if number < len(waves):
                 self._run(step.layer, work)
                 after = self.transfers.lanes.mark()
-
-    def _fetch(self, layer: int, placed: Placed, landed: dict[int, int], after: Mark) -> None:
-        """Issue the copies of one wave: over the link first, then on the device."""
-        pairs = list(zip(*placed.misses, strict=True))
-        crossing = [pair for pair in pairs if pair[0] not in landed]
-        for start in range(0, len(crossing), self._group_size):
-            experts, rows = map(list, zip(*crossing[start : start + self._group_size], strict=True))
-            ready = self.transfers.fetch(layer, Phase.PREFILL, Source.FETCH, experts, rows, after)
-            self.learning.copied(layer, len(experts), ready, waited=True)
-            self._issued.append(Lot(layer, experts, rows, ready))
-        if kept := [(landed[expert], row) for expert, row in pairs if expert in landed]:
-            staged, slots = map(list, zip(*kept, strict=True))
-            self.transfers.duplicate(layer, Phase.PREFILL, staged, slots, after)
 
     # Both.
 
     def _staged(self, layer: int, plan: Plan, *, waited: bool) -> Iterator[Pending]:
         slots_E = self._maps.layer_slots(layer)
         return staged(layer, plan, slots_E, self._group_size, waited=waited)
-
-    def _issue(self, lot: Pending, buffer: Buffer, source: Source = Source.STREAM) -> Lot:
-        rows = list(buffer.rows(len(lot.experts)))
-        after = (self._start, buffer.free)
-        if lot.slots is not None:
-            ready = self.transfers.duplicate(lot.layer, Phase.PREFILL, lot.slots, rows, *after)
-        else:
-            ready = self.transfers.fetch(
-                lot.layer, Phase.PREFILL, source, lot.experts, rows, *after
-            )
-            self.learning.copied(lot.layer, len(lot.experts), ready, waited=lot.waited)
-        return Lot(lot.layer, lot.experts, rows, ready, buffer)
 
     def _run(self, layer: int, work: PartialSum) -> None:
         """Compute the layer's lots as they are issued, issuing more as buffers come free."""
@@ -294,5 +272,4 @@ class PrefillExecutor:
             lanes.wait(lot.ready)
             with lanes.timeline.computing("lot", layer=lot.layer, experts=experts, rows=rows):
                 self.maths.run(work, experts, rows)
-        if lot.buffer is not None:
-            self.ring.release(lot.buffer)
+        self.copies.done(lot)

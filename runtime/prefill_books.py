@@ -65,4 +65,4 @@ class Books:
                 unique = self._maps.distinct(last.flatten(), step.layer)
             with timeline.during(Track.POLICY, "touch", layer=step.layer):
                 self._maps.touch(unique, step)
-        self._learning.routed(step.layer, ids_TK, lookups)
+        self._learning.routed(step.layer, ids_TK, lookups, lookups - hits)

@@ -1,4 +1,4 @@
-"""Row copies: many rows of one tensor to rows of another, issued together on the copy lane.
+"""Row copies: many rows of one tensor to rows of another, issued together on a lane.
 
 A layer of a chunk copies dozens of scattered rows. One by one, each takes a call of the host and a
 pause of the link; the driver takes them all in one call, and a kernel does for rows that are on the
@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from residency.runtime.lanes import Lanes
+from residency.runtime.lanes import Lane
 
 SUCCESS = 0
 IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
@@ -58,12 +58,12 @@ def runs(sources: Sequence[int], targets: Sequence[int]) -> Iterator[Run]:
 class OneByOne:
     """A copy for each run of rows: on any device, from any memory."""
 
-    def __init__(self, rows: torch.Tensor, lanes: Lanes) -> None:
+    def __init__(self, rows: torch.Tensor, lane: Lane) -> None:
         self._rows = rows
-        self._lanes = lanes
+        self._lane = lane
 
     def issue(self, origin: torch.Tensor, sources: Sequence[int], targets: Sequence[int]) -> None:
-        with self._lanes.on_copies():
+        with self._lane.current():
             for run in runs(sources, targets):
                 target = self._rows[run.target : run.target + run.length]
                 target.copy_(origin[run.source : run.source + run.length], non_blocking=True)
@@ -72,9 +72,9 @@ class OneByOne:
 class Batched:
     """One call of the driver for all of them, from pinned memory."""
 
-    def __init__(self, rows: torch.Tensor, lanes: Lanes, batch: Batch) -> None:
+    def __init__(self, rows: torch.Tensor, lane: Lane, batch: Batch) -> None:
         self._rows = rows
-        self._lanes = lanes
+        self._lane = lane
         self._batch = batch
 
     def issue(self, origin: torch.Tensor, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -86,7 +86,7 @@ class Batched:
         into = array("Q", [first_target + run.target * row_bytes for run in found])
         out_of = array("Q", [first_source + run.source * row_bytes for run in found])
         sizes = array("Q", [run.length * row_bytes for run in found])
-        code = self._batch(into, out_of, sizes, self._lanes.copy_handle)
+        code = self._batch(into, out_of, sizes, self._lane.handle)
         if code != SUCCESS:
             raise RuntimeError(f"CUDA error {code}: {len(found)} copies were refused")
 
@@ -94,9 +94,9 @@ class Batched:
 class ByKernel:
     """Within a device: a kernel that copies many rows at once."""
 
-    def __init__(self, rows: torch.Tensor, lanes: Lanes) -> None:
+    def __init__(self, rows: torch.Tensor, lane: Lane) -> None:
         self._rows = rows
-        self._lanes = lanes
+        self._lane = lane
 
     @cached_property
     def _words(self) -> tuple[torch.Tensor, ...]:
@@ -110,23 +110,23 @@ class ByKernel:
             return
         words = self._words
         into, out_of = [words[row] for row in targets], [words[row] for row in sources]
-        with self._lanes.on_copies():
+        with self._lane.current():
             torch._foreach_copy_(into, out_of, non_blocking=True)
 
 
-def over_the_link(rows: torch.Tensor, banks: Sequence[torch.Tensor], lanes: Lanes) -> RowCopies:
+def over_the_link(rows: torch.Tensor, banks: Sequence[torch.Tensor], lane: Lane) -> RowCopies:
     """The fastest way from these banks into `rows`."""
     pinned = rows.device.type == "cuda" and all(bank.is_pinned() for bank in banks)
     if pinned and (batch := driver_batch(rows.device)) is not None:
-        return Batched(rows, lanes, batch)
-    return OneByOne(rows, lanes)
+        return Batched(rows, lane, batch)
+    return OneByOne(rows, lane)
 
 
-def within(rows: torch.Tensor, lanes: Lanes) -> RowCopies:
+def within(rows: torch.Tensor, lane: Lane) -> RowCopies:
     """The fastest way among `rows`."""
     if rows.device.type == "cuda" and rows.shape[1] % WORD.itemsize == 0:
-        return ByKernel(rows, lanes)
-    return OneByOne(rows, lanes)
+        return ByKernel(rows, lane)
+    return OneByOne(rows, lane)
 
 
 class _Location(ctypes.Structure):

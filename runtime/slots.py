@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from residency.policies.cache import CachePolicy
@@ -53,7 +54,8 @@ class SlotPool:
     def num_empty(self, layer: int) -> int:
         """Of the slots that the layer's experts may take, in a pool on the host."""
         slots = self.slots_for(layer)
-        return int((self.id_of[slots.start : slots.stop] == self.space.sink).sum())
+        held = self.id_of.numpy()[slots.start : slots.stop]
+        return int(np.count_nonzero(held == self.space.sink))
 
     def empty(self) -> None:
         """Nothing is resident any more; the policy remembers what it knew."""

@@ -58,7 +58,7 @@ class Timeline:
         return _NOTHING
 
     def copied(self, copy: Mark, name: str, **args: Any) -> None:
-        """`copy` lies behind copies of `Lanes.copying`."""
+        """`copy` lies behind copies of `Lane.copying`."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Recording(Timeline):
         self._spans.append(_Span(track, name, begin, self._lanes.mark(timed=True), args))
 
     def copied(self, copy: Mark, name: str, **args: Any) -> None:
-        assert copy.begin is not None, "the copies were issued outside of Lanes.copying"
+        assert copy.begin is not None, "the copies were issued outside of Lane.copying"
         self._spans.append(_Span(Track.COPIES, name, copy.begin, copy, args))
 
     def events(self) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Transfers: rows from bank to device and from slot to staging, on the copy lane."""
+"""Transfers: rows from bank to device over the link, and rows within the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from residency.runtime.banks import Banks
 from residency.runtime.counters import Counters, Source
 from residency.runtime.faults import Point, Work
 from residency.runtime.lanes import Lanes, Mark
-from residency.runtime.row_copies import RowCopies, over_the_link, within
+from residency.runtime.row_copies import over_the_link, within
 
 
 class Transfers:
@@ -22,8 +22,8 @@ class Transfers:
         self.rows = rows
         self.lanes = lanes
         self.counters = counters
-        self._over_the_link = over_the_link(rows, banks.layers, lanes)
-        self._within = within(rows, lanes)
+        self._over_the_link = over_the_link(rows, banks.layers, lanes.link)
+        self._within = within(rows, lanes.moves)
 
     def fetch(
         self,
@@ -35,31 +35,32 @@ class Transfers:
         *after: Mark,
     ) -> Mark:
         """Copy `experts` of the layer's bank into `rows`, once `after` has passed."""
-        bank = self.banks.layers[layer]
-        return self._copy(self._over_the_link, bank, layer, phase, source, experts, rows, after)
+        bank, lane = self.banks.layers[layer], self.lanes.link
+        with Work(Point.COPY), lane.copying(*after) as done:
+            self._over_the_link.issue(bank, experts, rows)
+        self._copied(done, layer, phase, source, experts, rows)
+        return done
 
     def duplicate(
         self, layer: int, phase: Phase, slots: Sequence[int], rows: Sequence[int], *after: Mark
     ) -> Mark:
         """Copy `slots` into `rows` on the device, once `after` has passed."""
-        return self._copy(self._within, self.rows, layer, phase, Source.D2D, slots, rows, after)
+        with Work(Point.COPY), self.lanes.moves.copying(*after) as done:
+            self._within.issue(self.rows, slots, rows)
+        self._copied(done, layer, phase, Source.D2D, slots, rows)
+        return done
 
-    def _copy(
+    def _copied(
         self,
-        copies: RowCopies,
-        origin: torch.Tensor,
+        done: Mark,
         layer: int,
         phase: Phase,
         source: Source,
         sources: Sequence[int],
-        targets: Sequence[int],
-        after: tuple[Mark, ...],
-    ) -> Mark:
-        with Work(Point.COPY), self.lanes.copying(*after) as done:
-            copies.issue(origin, sources, targets)
+        rows: Sequence[int],
+    ) -> None:
         num_bytes = len(sources) * self.rows.shape[1]
         self.counters.moved(layer, phase, source, num_bytes)
         self.lanes.timeline.copied(
-            done, source, layer=layer, phase=phase, sources=sources, rows=targets, bytes=num_bytes
+            done, source, layer=layer, phase=phase, sources=sources, rows=rows, bytes=num_bytes
         )
-        return done

@@ -94,6 +94,9 @@ class Workspace:
             return int(own + copied + heads * tokens * (places + 1) * (2 * element + _FLOAT))
         if key == value or on_gpu:
             own += tokens * places * element  # the mask as it is added
+            if on_gpu and groups > 1 and element == _FLOAT:
+                # No fused attention takes these: scores and their softmax, and the mask twice.
+                own += 2 * (heads + 1) * tokens * places * _FLOAT
             return int(own + (0 if on_gpu else self._blocks(heads, key, tokens, places)))
         scores = 2 * heads * tokens * places + tokens * places  # and the mask
         copied = heads * (places + tokens) * (2 * key + value)

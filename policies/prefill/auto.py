@@ -14,6 +14,7 @@ copied. The lesser way is taken, layer by layer; residents are read in place in 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -60,8 +61,20 @@ class Auto(PrefillMode):
         super().__init__(config)
         self.profile = config.profile
 
+    def wants_chances(self, view: LayerView) -> bool:
+        """Not where the host will be the last to be done with a layer, whatever is fetched ahead
+        of its router, and no more experts are wanted than there are slots.
+        """
+        costs = view.costs
+        if costs is None or view.cycle > view.num_slots or math.isinf(view.lacked):
+            return True
+        copied_s = view.lacked * costs.expert_s
+        return copied_s - costs.host_s > LEAST_GAIN * (costs.idle_s + copied_s)
+
     def ahead(self, view: LayerView) -> Ahead:
-        assert view.chances is not None, "auto is told the chances"
+        if view.chances is None:
+            plan = Plan.of(len(view.resident), in_place=view.resident)
+            return Ahead(plan, True, Choice(WAIT, _expected_without_chances(view)))
         resident_E = view.resident.numpy()  # a chunk waits for this: numpy's calls are the shorter
         costs = view.costs or NOTHING_KNOWN
         chance_E = np.where(resident_E, 0.0, view.chances.numpy())
@@ -95,6 +108,12 @@ class Auto(PrefillMode):
         if view.cycle > view.num_slots:
             view = replace(view, welcome=_likeliest(view))
         return missing_plan(view)
+
+
+def _expected_without_chances(view: LayerView) -> dict[str, float]:
+    assert view.costs is not None, "nothing is known yet, so that chances were wanted"
+    copied_s = view.lacked * view.costs.expert_s
+    return {WAIT: view.costs.idle_s + max(view.costs.host_s, copied_s)}
 
 
 def _likeliest(view: LayerView) -> torch.Tensor:

@@ -7,6 +7,7 @@ routed experts come from once the router has spoken.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -48,7 +49,9 @@ class LayerView:
     guessed: int64 [E], for how many of the chunk's tokens the layer's router named each expert when
         it was asked early, with the state of the layer before; None where it was not asked.
     chances: float64 [E], for each expert the chance that the chunk is routed to it, by earlier
-        chunks; None unless the mode `learns`.
+        chunks; None unless the mode `learns` and `wants_chances`.
+    lacked: how many experts a layer was routed to that were not resident, in recent chunks of about
+        this length; infinite where none are known.
     cycle: experts that the chunk is expected to be routed to in all layers that share this one's
         slots; 0 unless the mode `learns`.
     num_sharing: those of these layers that are still to come, this one included.
@@ -65,6 +68,7 @@ class LayerView:
     landed: torch.Tensor | None = None
     guessed: torch.Tensor | None = None
     chances: torch.Tensor | None = None
+    lacked: float = math.inf
     cycle: float = 0.0
     num_sharing: int = 1
     num_slots: int = 0
@@ -151,6 +155,12 @@ class PrefillMode(Part, ABC):
             if not 1 <= value <= MOST:
                 reason, mend = f"it must be from 1 to {MOST}", f"prefill.{key}={usual}"
                 yield Conflict((f"prefill.{key}={value}",), reason, mend)
+
+    def wants_chances(self, view: LayerView) -> bool:
+        """Whether `ahead` or `plan` will look at the chances of a mode that `learns`. Told
+        everything but those: to work them out takes longer than many a plan.
+        """
+        return True
 
     @abstractmethod
     def ahead(self, view: LayerView) -> Ahead:

@@ -90,7 +90,7 @@ def link_under_load(device: torch.device) -> Iterator[None]:
 
     def copy() -> None:
         while not stop.is_set():
-            with lanes.copying(), lanes.on_copies():
+            with lanes.link.copying(), lanes.link.current():
                 for begin in (0, ROWS_COPIED):
                     target.copy_(rows[begin : begin + ROWS_COPIED], non_blocking=True)
             lanes.synchronize()

@@ -179,15 +179,23 @@ def _through_ring(
 def _attend_with_sinks(
     q_BHSD: Tensor, keys_BNLD: Tensor, values_BNLD: Tensor, mask_SL: Tensor, attention: Any
 ) -> Tensor:
-    """[B, H, S, D]: a softmax over the keys seen and one logit more a head, its sink."""
+    """[B, H, S, D]: a softmax over the keys seen and one logit more a head, its sink.
+
+    Scores lie in memory twice at most, for they are what a long chunk takes most of.
+    """
     batch, heads, steps, dim = q_BHSD.shape
     kv_heads = keys_BNLD.shape[1]
     q_BNRD = q_BHSD.reshape(batch, kv_heads, -1, dim)  # R = G * S rows
-    logits = torch.matmul(q_BNRD, keys_BNLD.transpose(2, 3)) * attention.scaling
-    logits_BHSL = logits.view(batch, heads, steps, -1)
-    logits_BHSL = logits_BHSL.masked_fill(~mask_SL, torch.finfo(logits.dtype).min)
+    logits_BNRL = torch.matmul(q_BNRD, keys_BNLD.transpose(2, 3)).mul_(attention.scaling)
+    shape = logits_BNRL.shape
+    logits_BHSL = logits_BNRL.view(batch, heads, steps, -1)
+    logits_BHSL.masked_fill_(~mask_SL, torch.finfo(logits_BHSL.dtype).min)
     sinks = attention.sinks.view(1, -1, 1, 1).expand(batch, heads, steps, 1)
     joined = torch.cat([logits_BHSL, sinks], dim=-1)
-    probabilities = F.softmax(joined - joined.amax(dim=-1, keepdim=True), dim=-1)
-    weights_BNRL = probabilities[..., :-1].reshape(logits.shape)
+    del logits_BNRL, logits_BHSL
+    joined.sub_(joined.amax(dim=-1, keepdim=True))
+    probabilities = F.softmax(joined, dim=-1)
+    del joined
+    weights_BNRL = probabilities[..., :-1].reshape(shape)
+    del probabilities
     return torch.matmul(weights_BNRL, values_BNLD).view(batch, heads, steps, dim)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from residency.runtime.lanes import Lanes
+from residency.runtime.lanes import Lane, Mark
 from residency.runtime.row_copies import Batched, ByKernel, OneByOne, driver_batch, runs, within
 
 ROW_BYTES = 64
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 class NamedLane:
-    copy_handle = 7
+    handle = 7
 
 
 @st.composite
@@ -54,7 +54,7 @@ def test_runs_are_the_pairs_cut_where_either_side_jumps(named):
 def test_one_by_one(named):
     origin, rows = filled(16), torch.zeros(16, ROW_BYTES, dtype=torch.uint8)
     want = expected(origin, rows, *named)
-    OneByOne(rows, Lanes(CPU)).issue(origin, *named)
+    OneByOne(rows, Lane(CPU, [])).issue(origin, *named)
     assert torch.equal(rows, want)
 
 
@@ -72,7 +72,7 @@ def test_a_batch_names_the_addresses_of_its_rows_and_its_stream(named):
 
     Batched(rows, NamedLane(), batch).issue(origin, *named)
     assert torch.equal(rows, want)
-    assert streams == ([NamedLane.copy_handle] if named[0] else [])  # one call, or none
+    assert streams == ([NamedLane.handle] if named[0] else [])  # one call, or none
 
 
 def test_a_batch_that_the_driver_refuses_is_an_error():
@@ -87,32 +87,33 @@ def test_words_are_whole_rows(named):
     rows = filled(32)
     sources, targets = named[0], [target + 16 for target in named[1]]
     want = expected(rows, rows, sources, targets)
-    ByKernel(rows, Lanes(CPU)).issue(rows, sources, targets)
+    ByKernel(rows, Lane(CPU, [])).issue(rows, sources, targets)
     assert torch.equal(rows, want)
 
 
 def test_on_the_cpu_rows_are_copied_run_by_run():
     rows = filled(4)
-    assert isinstance(within(rows, Lanes(CPU)), OneByOne)
+    assert isinstance(within(rows, Lane(CPU, [])), OneByOne)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("named", [([3], [0]), ([5, 6, 1, 9], [0, 1, 2, 8]), ([], [])])
 def test_the_driver_and_the_kernel_copy_what_single_copies_do(named):
     device = torch.device("cuda")
-    lanes = Lanes(device)
+    lane = Lane(device, [])
     origin = torch.randint(0, 256, (16, 1 << 20), dtype=torch.uint8).pin_memory()
     rows = torch.zeros(32, 1 << 20, dtype=torch.uint8, device=device)
     batch = driver_batch(device)
     if batch is not None:
-        with lanes.copying(lanes.mark()) as done:
-            Batched(rows, lanes, batch).issue(origin, *named)
+        with lane.copying(Mark()) as done:
+            Batched(rows, lane, batch).issue(origin, *named)
         assert done.seconds() >= 0
         assert torch.equal(rows.cpu(), expected(origin, torch.zeros_like(rows.cpu()), *named))
-    lanes.synchronize()
+    torch.cuda.synchronize()
     rows.copy_(torch.randint_like(rows, 256))
     want = expected(rows.cpu(), rows.cpu(), named[0], [target + 16 for target in named[1]])
-    with lanes.copying(lanes.mark()) as done:
-        ByKernel(rows, lanes).issue(rows, named[0], [target + 16 for target in named[1]])
+    torch.cuda.synchronize()
+    with lane.copying(Mark()) as done:
+        ByKernel(rows, lane).issue(rows, named[0], [target + 16 for target in named[1]])
     done.seconds()
     assert torch.equal(rows.cpu(), want)

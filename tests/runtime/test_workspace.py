@@ -7,7 +7,7 @@ from conftest import tiny_engine
 from workspace_peak import measured
 
 TOKENS, CONTEXT = 64, 512
-SLACK = 1.5
+SLACK = 1.75  # CPUs differ in what their libraries pack, of short numbers most
 
 
 CASES = [
