@@ -18,21 +18,30 @@ def report_of(checkpoint, *overrides, prompts=(PROMPT,)):
 
 
 def spy_on_copies(engine):
-    """Bytes that truly reach device rows, by (origin is a bank), measured at the copy itself."""
+    """Bytes that truly reach device rows, by source, measured at the copy itself."""
     copied = {}
     transfers = engine.runtime._prefill.transfers
-    original = transfers._copy
+    tell, moved = transfers._copied, []
 
-    def spy(origin, layer, phase, source, sources, targets, after):
-        before = transfers.rows[targets].clone()
-        transfers.rows[targets] = ~origin[sources]  # so that every byte must change
-        done = original(origin, layer, phase, source, sources, targets, after)
-        changed = transfers.rows[targets] == origin[sources]
-        assert changed.all(), "a row was not copied whole"
-        copied[str(source)] = copied.get(str(source), 0) + before.numel()
-        return done
+    def watched(copies):
+        issue = copies.issue
 
-    transfers._copy = spy
+        def spy(origin, sources, targets):
+            transfers.rows[targets] = ~origin[sources]  # so that every byte must change
+            issue(origin, sources, targets)
+            reached = transfers.rows[targets]
+            assert (reached == origin[sources]).all(), "a row was not copied whole"
+            moved.append(reached.numel())
+
+        copies.issue = spy
+
+    def told(done, layer, phase, source, sources, rows):
+        copied[str(source)] = copied.get(str(source), 0) + moved.pop()
+        tell(done, layer, phase, source, sources, rows)
+
+    watched(transfers._over_the_link)
+    watched(transfers._within)
+    transfers._copied = told
     return copied
 
 
