@@ -7,9 +7,9 @@ routed to are fetched when the router has spoken. A layer then takes
     max(idle, n * t) + max(host, t * sum of the chances of the others)
 
 where t is the time of one expert over the link, and host what the host takes to plan and issue the
-layer meanwhile; n is chosen for the least. Without waiting for the
-router a layer takes the time of all its missing experts, or of the compute behind which they are
-copied. The lesser way is taken, layer by layer; residents are read in place in both.
+layer meanwhile, a quarter more if anything is fetched ahead; n is chosen for the least. Without
+waiting for the router a layer takes the time of all its missing experts, or of the compute behind
+which they are copied. The lesser way is taken, layer by layer; residents are read in place in both.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from residency.policies.prefill.demand import Demand
 
 LEAST_CHANCE = 0.05  # a guess that is hardly ever right only burns energy
 LEAST_GAIN = 0.03  # below it, chances and costs are not known well enough
+AHEAD_WORK = 1.25  # of the host's time: what is fetched ahead is a lot more, and chances to weigh
 USED_IDLE = 0.75  # of the idle time; what is copied beyond it delays what is needed
 NOTHING_KNOWN = Costs(expert_s=1.0, idle_s=0.0)  # until costs are measured, bytes decide
 
@@ -69,7 +70,8 @@ class Auto(PrefillMode):
         if costs is None or view.cycle > view.num_slots or math.isinf(view.lacked):
             return True
         copied_s = view.lacked * costs.expert_s
-        return copied_s - costs.host_s > LEAST_GAIN * (costs.idle_s + copied_s)
+        spared_s = copied_s - AHEAD_WORK * costs.host_s
+        return spared_s > LEAST_GAIN * (costs.idle_s + copied_s)
 
     def ahead(self, view: LayerView) -> Ahead:
         if view.chances is None:
@@ -83,11 +85,12 @@ class Auto(PrefillMode):
         num_worth = np.count_nonzero(chances >= LEAST_CHANCE)
         ahead_s = costs.expert_s * np.arange(num_worth + 1)
         later = chances.sum() - np.concatenate([[0.0], chances[:num_worth].cumsum()])
-        later_s = np.maximum(costs.host_s, costs.expert_s * later)
+        later_s = np.maximum(costs.host_s * AHEAD_WORK, costs.expert_s * later)
+        later_s[0] = max(costs.host_s, costs.expert_s * later[0])
         ways_s = np.maximum(ahead_s, USED_IDLE * costs.idle_s) + later_s
         num_ahead = int(ways_s.argmin())
         if ways_s[0] * (1 - LEAST_GAIN) <= ways_s[num_ahead]:
-            num_ahead = 0  # what is fetched ahead is more for the host to do
+            num_ahead = 0
         wait_s = max(costs.idle_s, float(ahead_s[num_ahead])) + float(later_s[num_ahead])
         num_missing = len(resident_E) - np.count_nonzero(resident_E)
         stream_s = max(costs.idle_s, num_missing * costs.expert_s)

@@ -1,5 +1,7 @@
 """auto: it picks as the costs say, and never a way that is expected to take longer."""
 
+import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from residency.policies.prefill import Costs, LayerView
-from residency.policies.prefill.auto import AHEAD, LEAST_CHANCE, STREAM, WAIT, Auto
+from residency.policies.prefill.auto import AHEAD, AHEAD_WORK, LEAST_CHANCE, STREAM, WAIT, Auto
 
 NUM_EXPERTS = 16
 NOBODY = torch.zeros(NUM_EXPERTS, dtype=torch.bool)
@@ -26,7 +28,8 @@ def seconds(chances, missing, ahead, costs):
     if ahead.sum() == missing.sum():
         return max(costs.idle_s, early)  # the host waits for nothing
     later = float(chances[missing & ~ahead].sum()) * costs.expert_s
-    return max(costs.idle_s, early) + max(costs.host_s, later)
+    host_s = costs.host_s * (AHEAD_WORK if early else 1)
+    return max(costs.idle_s, early) + max(host_s, later)
 
 
 DOCTORED = {
@@ -46,6 +49,21 @@ def test_a_doctored_profile_decides(name):
     assert ahead.choice.name == choice
     assert ahead.waits == (choice != STREAM)
     assert ahead.plan.stream.sum() == num_ahead
+
+
+def test_where_the_host_is_the_last_to_be_done_no_chances_are_wanted():
+    seen = view(0.1, Costs(1e-3, 1e-3, host_s=4e-3), lacked=4.0, num_slots=8)
+    assert not AUTO.wants_chances(seen)
+    ahead = AUTO.ahead(replace(seen, chances=None))
+    assert ahead.waits and not ahead.plan.stream.any() and ahead.choice.name == WAIT
+    assert ahead.choice.expected_s == {WAIT: 5e-3}
+    for changes in (
+        dict(lacked=8.0),  # the link is
+        dict(cycle=9.0),  # more than there are slots
+        dict(lacked=math.inf),
+        dict(costs=None),
+    ):
+        assert AUTO.wants_chances(replace(seen, **changes))
 
 
 def test_without_measurements_bytes_decide():
