@@ -15,7 +15,9 @@ from torch import Tensor
 from residency.policies.cache import CachePolicy
 from residency.policies.cache.lrfu import DECAY_BITS, STEP_BITS, TOKEN_BITS, Lrfu
 from residency.policies.cache.lru import Lru
+from residency.policies.cache.succession import Succession
 from residency.policies.step import Step
+from residency.runtime.kernels.succession import launch_succession, new_arrivals
 
 Touch = Callable[[Tensor, Step], None]
 
@@ -79,7 +81,20 @@ def _lrfu(policy: Lrfu) -> Touch:
     return touch
 
 
-_FUSED: dict[type[CachePolicy], Callable[..., Touch]] = {Lru: _lru, Lrfu: _lrfu}
+def _succession(policy: Succession) -> Touch:
+    arrivals = new_arrivals(policy.keys.device)
+
+    def touch(unique: Tensor, step: Step) -> None:
+        launch_succession(policy, unique, step, arrivals)
+
+    return touch
+
+
+_FUSED: dict[type[CachePolicy], Callable[..., Touch]] = {
+    Lru: _lru,
+    Lrfu: _lrfu,
+    Succession: _succession,
+}
 
 
 def touch_of(policy: CachePolicy) -> Touch:
