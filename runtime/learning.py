@@ -23,7 +23,7 @@ from residency.runtime.lanes import Mark
 from residency.runtime.link_costs import ChunkTimes, LayerTimes, LinkCosts
 
 NO_CHOICE = "fixed"
-LACKED_CORRECTION = 0.1  # of the mean number of experts lacked, per layer of a chunk
+LACKED_CORRECTION = 0.3  # of the mean number of experts lacked, per layer of a chunk
 
 
 class Router(Protocol):

@@ -72,6 +72,7 @@ def admissions(num_slots: int, num: int, misses: int) -> list[tuple[str, float]]
     for name, policy, fused in (
         ("lru", Lru(Lru.Config()), True),
         ("lrfu", Lrfu(Lrfu.Config()), True),
+        ("succession", Succession(Succession.Config()), True),
         ("lru, touch in torch operations", Lru(Lru.Config()), False),
         ("lrfu, touch in torch operations", Lrfu(Lrfu.Config()), False),
         ("succession, touch in torch operations", Succession(Succession.Config()), False),
