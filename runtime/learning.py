@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol
 
 import torch
@@ -190,6 +191,9 @@ class Learning:
 
 
 def _means(entries: list[dict[str, float]]) -> dict[str, float]:
-    known = [entry for entry in entries if entry]
-    ways = sorted({way for entry in known for way in entry})
-    return {way: sum(entry[way] for entry in known) / len(known) for way in ways}
+    """By way, over the entries that name it."""
+    by_way: dict[str, list[float]] = defaultdict(list)
+    for entry in entries:
+        for way, seconds in entry.items():
+            by_way[way].append(seconds)
+    return {way: fmean(seconds) for way, seconds in sorted(by_way.items())}
