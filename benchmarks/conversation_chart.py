@@ -37,21 +37,28 @@ def asked(result: dict[str, Any]) -> list[tuple[int, ...]]:
 
 
 def picture(ours: dict[str, Any], peer: dict[str, Any]) -> Figure:
-    """Times to first tokens in sum, and the decode of all answers too, turn by turn."""
+    """Times to first tokens in sum, and with the decode of all answers, turn by turn.
+
+    An answer counts as so many of its median steps: one step a run compiles and captures.
+    """
     figure = Figure(figsize=(10.5, 4.8), layout="constrained")
     to_first, whole = figure.subplots(1, 2)
     lines = {label: [turn["modes"][label] for turn in ours["turns"]] for label in ours["sums"]}
     lines[peer["title"]] = peer["turns"]
     for color, (label, turns) in zip(COLORS, lines.items(), strict=False):
         first_s = [turn["ttft_s"]["median"] for turn in turns]
-        all_s = [first + turn["decode_s"] for first, turn in zip(first_s, turns, strict=True)]
+        steps_s = [
+            (turn["tpot_s"] or 0.0) * (asked["answer_tokens"] - 1)
+            for turn, asked in zip(turns, ours["turns"], strict=True)
+        ]
+        all_s = [sum(both) for both in zip(first_s, steps_s, strict=True)]
         _sum(to_first, first_s, label, color=color, lw=1.6)
         _sum(whole, all_s, label, color=color, lw=1.6)
         if all(turn.get("floor") for turn in turns):
             floors_s = [turn["floor"]["own_s"] for turn in turns]
             _sum(to_first, floors_s, "its floor", color=color, lw=0.8, ls="--")
     to_first.set_ylabel("time to first tokens, in sum (s)")
-    whole.set_ylabel("time to first tokens and of decode, in sum (s)")
+    whole.set_ylabel("with decode at its median step, in sum (s)")
     for axes in (to_first, whole):
         axes.set_xlabel("turns, all sessions one after another")
         for number, turn in enumerate(ours["turns"]):

@@ -38,6 +38,8 @@ flash="model=flash_next_moe model.layers=8 model.format=bf16"
 nvfp4="model=flash_next_moe model.layers=24 model.routing=even workload.lengths=[512]"
 gpt_oss="model=gpt_oss_20b"
 models=benchmarks/peers/models
+modes='workload.modes=[always_stream,in_place,"demand max_tokens=1048576",auto]'
+twice="workload.repeats=2 workload.warmups=1"
 
 once admission "$python" benchmarks/kernels/admission.py
 once host_memory "$python" benchmarks/kernels/host_memory.py
@@ -78,14 +80,17 @@ for cache in lru lrfu; do
     workload.pool=warm
 done
 for routing in even skewed; do
-  ours ttft-qwen-$routing experiment=short_chunk_ttft $qwen model.routing=$routing cache.slots=1024
-  ours ttft-flash-nvfp4-$routing experiment=short_chunk_ttft model=flash_next_moe model.layers=24 \
-    model.routing=$routing cache.slots=1536
+  ours qwen-modes-$routing experiment=short_chunk_ttft $qwen model.routing=$routing \
+    cache.slots=1024 "$modes" $twice
+  ours flash-modes-$routing experiment=short_chunk_ttft model=flash_next_moe model.layers=24 \
+    model.routing=$routing cache.slots=1536 "$modes" $twice
 done
-ours ttft-qwen-next-turn-skewed experiment=next_turn_ttft $qwen model.routing=skewed \
-  cache.slots=1024
+once prefill-groups "$python" benchmarks/prefill_groups.py
+ours flash-next-turn-skewed experiment=next_turn_ttft model=flash_next_moe model.layers=24 \
+  model.routing=skewed cache.slots=1536 "$modes" $twice
 ours conversation-flash-skewed workload=conversation model=flash_next_moe model.layers=24 \
-  model.routing=skewed model.context=8192 cache.slots=1536
+  model.routing=skewed model.context=8192 cache.slots=1536 prefill=auto \
+  'workload.modes=[always_stream,demand]' $twice
 talk=$results/conversation-flash-skewed
 if [ -e "$talk/result.json" ]; then
   once conversation-flash-freetoken-skewed "$peer_python" \

@@ -207,8 +207,8 @@ class PrefillExecutor:
             missing[lot.experts] = False
         experts = ids_of(missing)[: self._at_once]
         if experts:
-            lot = self.copies.stage(Pending(layer, experts, None, True), Source.FETCH)
-            self._issued.extend([] if lot is None else [lot])
+            first = self.copies.stage(Pending(layer, experts, None, True), Source.FETCH)
+            self._issued.extend([] if first is None else [first])
 
     def _keep_routed(self, layer: int, routed: torch.Tensor) -> None:
         """Count what was fetched ahead, and leave out of it what the chunk is not routed to."""

@@ -24,6 +24,8 @@ from residency.runtime.engine import Engine
 from residency.runtime.environment import environment
 from residency.runtime.slot_state import SlotState
 
+WARM_TOKENS = 4  # of an answer before all sessions: a step is run, then captured, then replayed
+
 
 @dataclass(frozen=True)
 class Played:
@@ -111,6 +113,8 @@ def measure_conversations(
     told(f"link: {link.rate.median / 1e9:.1f} GB/s")
     room = max(len(line.prompt) + len(line.answer) for script in scripts for line in script)
     play = Play(engine, taking_turns, room, repeats, warmups)
+    first = scripts[0][0]
+    Conversation(engine, room=room).say(first.prompt, answer=first.answer[:WARM_TOKENS])
     played = []
     for script in scripts:
         engine.runtime.forget()
