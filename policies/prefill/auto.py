@@ -71,38 +71,19 @@ class Auto(PrefillMode):
             return True
         copied_s = view.lacked * costs.expert_s
         spared_s = copied_s - AHEAD_WORK * costs.host_s
-        return spared_s > LEAST_GAIN * (costs.idle_s + copied_s)
+        return spared_s > LEAST_GAIN * copied_s
 
     def ahead(self, view: LayerView) -> Ahead:
-        if view.chances is None:
-            plan = Plan.of(len(view.resident), in_place=view.resident)
-            return Ahead(plan, True, Choice(WAIT, _expected_without_chances(view)))
-        resident_E = view.resident.numpy()  # a chunk waits for this: numpy's calls are the shorter
-        costs = view.costs or NOTHING_KNOWN
-        chance_E = np.where(resident_E, 0.0, view.chances.numpy())
-        order = np.argsort(-chance_E, kind="stable")
-        chances = chance_E[order]
-        num_worth = np.count_nonzero(chances >= LEAST_CHANCE)
-        ahead_s = costs.expert_s * np.arange(num_worth + 1)
-        later = chances.sum() - np.concatenate([[0.0], chances[:num_worth].cumsum()])
-        later_s = np.maximum(costs.host_s * AHEAD_WORK, costs.expert_s * later)
-        later_s[0] = max(costs.host_s, costs.expert_s * later[0])
-        ways_s = np.maximum(ahead_s, USED_IDLE * costs.idle_s) + later_s
-        num_ahead = int(ways_s.argmin())
-        if ways_s[0] * (1 - LEAST_GAIN) <= ways_s[num_ahead]:
-            num_ahead = 0
-        wait_s = max(costs.idle_s, float(ahead_s[num_ahead])) + float(later_s[num_ahead])
-        num_missing = len(resident_E) - np.count_nonzero(resident_E)
-        stream_s = max(costs.idle_s, num_missing * costs.expert_s)
+        # A chunk waits for this: numpy's calls are shorter than torch's.
+        missing_E, costs = ~view.resident.numpy(), view.costs or NOTHING_KNOWN
+        early_E, wait_s = _early(view, missing_E, costs)
+        stream_s = max(costs.idle_s, int(np.count_nonzero(missing_E)) * costs.expert_s)
         expected_s = {} if view.costs is None else {STREAM: stream_s, WAIT: wait_s}
-        num_experts = len(resident_E)
-        if stream_s * (1 - LEAST_GAIN) <= wait_s:
-            plan = Plan.of(num_experts, in_place=view.resident, stream=~view.resident)
-            return Ahead(plan, waits=False, choice=Choice(STREAM, expected_s))
-        early_E = np.zeros(num_experts, dtype=bool)
-        early_E[order[:num_ahead]] = True
-        plan = Plan.of(num_experts, in_place=view.resident, stream=torch.from_numpy(early_E))
-        return Ahead(plan, True, Choice(AHEAD if num_ahead else WAIT, expected_s))
+        waits = stream_s * (1 - LEAST_GAIN) > wait_s
+        streamed = torch.from_numpy(early_E if waits else missing_E)
+        plan = Plan.of(len(missing_E), in_place=view.resident, stream=streamed)
+        name = STREAM if not waits else AHEAD if early_E.any() else WAIT
+        return Ahead(plan, waits, Choice(name, expected_s))
 
     def plan(self, view: LayerView) -> Plan:
         """A chunk that would go through all slots, and evict its own experts, fills empty ones at
@@ -113,10 +94,25 @@ class Auto(PrefillMode):
         return missing_plan(view)
 
 
-def _expected_without_chances(view: LayerView) -> dict[str, float]:
-    assert view.costs is not None, "nothing is known yet, so that chances were wanted"
-    copied_s = view.lacked * view.costs.expert_s
-    return {WAIT: view.costs.idle_s + max(view.costs.host_s, copied_s)}
+def _early(view: LayerView, missing_E: np.ndarray, costs: Costs) -> tuple[np.ndarray, float]:
+    """Whom to fetch before the router speaks, bool [E], and what the layer then takes."""
+    early_E = np.zeros_like(missing_E)
+    if view.chances is None:
+        return early_E, costs.idle_s + max(costs.host_s, costs.expert_s * view.lacked)
+    chance_E = np.where(missing_E, view.chances.numpy(), 0.0)
+    order = np.argsort(-chance_E, kind="stable")
+    chances = chance_E[order]
+    num_worth = np.count_nonzero(chances >= LEAST_CHANCE)
+    ahead_s = costs.expert_s * np.arange(num_worth + 1)
+    later = chances.sum() - np.concatenate([[0.0], chances[:num_worth].cumsum()])
+    later_s = np.maximum(costs.host_s * AHEAD_WORK, costs.expert_s * later)
+    later_s[0] = max(costs.host_s, costs.expert_s * later[0])
+    ways_s = np.maximum(ahead_s, USED_IDLE * costs.idle_s) + later_s
+    number = int(ways_s.argmin())
+    if ways_s[0] - ways_s[number] <= LEAST_GAIN * later_s[0]:
+        number = 0
+    early_E[order[:number]] = True
+    return early_E, max(costs.idle_s, float(ahead_s[number])) + float(later_s[number])
 
 
 def _likeliest(view: LayerView) -> torch.Tensor:

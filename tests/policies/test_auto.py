@@ -56,7 +56,7 @@ def test_where_the_host_is_the_last_to_be_done_no_chances_are_wanted():
     assert not AUTO.wants_chances(seen)
     ahead = AUTO.ahead(replace(seen, chances=None))
     assert ahead.waits and not ahead.plan.stream.any() and ahead.choice.name == WAIT
-    assert ahead.choice.expected_s == {WAIT: 5e-3}
+    assert ahead.choice.expected_s == {WAIT: 5e-3, STREAM: 16e-3}
     for changes in (
         dict(lacked=8.0),  # the link is
         dict(cycle=9.0),  # more than there are slots
@@ -81,8 +81,10 @@ def test_residents_are_read_in_place_and_never_copied():
 
 
 def test_with_everything_resident_nothing_waits():
-    ahead = AUTO.ahead(view(0.5, Costs(1e-3, 1e-3), ~NOBODY))
-    assert not ahead.waits
+    all_resident = view(0.5, Costs(1e-3, 1e-3, host_s=2e-3), ~NOBODY, lacked=0.0)
+    assert not AUTO.wants_chances(all_resident)
+    for seen in (all_resident, replace(all_resident, chances=None)):
+        assert not AUTO.ahead(seen).waits
 
 
 shares = st.lists(st.floats(0, 1), min_size=NUM_EXPERTS, max_size=NUM_EXPERTS)
