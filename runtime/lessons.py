@@ -51,9 +51,13 @@ class Lessons:
             self._router(mode),
             self._profile(mode),
             keeps=self.fixed_costs is None,
-            copies_beside=self.device.type == "cuda",
+            copies_beside=self._copies_beside,
             assumed=self._assumed,
         )
+
+    @property
+    def _copies_beside(self) -> bool:
+        return self.device.type == "cuda"
 
     @cached_property
     def known_rates(self) -> KnownRates | None:
@@ -87,8 +91,11 @@ class Lessons:
         return notes
 
     def _router(self, mode: PrefillMode) -> RouterGuess | None:
-        """Who asks for `mode`. A mode that learns would only learn that it says nothing."""
-        if not mode.asks_router or (mode.learns and self.why_senseless is not None):
+        """Who asks for `mode`. A mode that learns would only learn that it says nothing, or that
+        there is no time in which something could be fetched ahead.
+        """
+        in_vain = self.why_senseless is not None or not self._copies_beside
+        if not mode.asks_router or (mode.learns and in_vain):
             return None
         return RouterGuess(self.model, self.architecture.expert_modules)
 

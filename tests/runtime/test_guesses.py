@@ -147,3 +147,13 @@ def test_a_router_that_cannot_be_asked_is_named(block, message):
     model = SimpleNamespace(get_submodule=lambda name: block)
     with pytest.raises(CheckpointError, match=message):
         RouterGuess(model, ["layers.0.mlp.experts", "layers.1.mlp.experts"])
+
+
+@pytest.mark.parametrize(("mode", "asks"), [("speculate", True), ("auto", False)])
+def test_a_mode_that_learns_asks_nobody_where_nothing_can_be_fetched_meanwhile(
+    checkpoint, mode, asks
+):
+    """On the CPU copies take the compute's time; who only guesses is told how often it is right."""
+    with tiny_engine(checkpoint, f"prefill={mode}") as engine:
+        asked = engine.runtime._prefill.learning.guess(0, torch.zeros(2, 32))
+    assert (asked is not None) == asks

@@ -167,6 +167,7 @@ def test_a_restored_state_is_what_the_next_touch_reads():
     pair.touch(2, 0, [4, 5])
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(DEVICE.type == "cpu", reason="the interpreter has no graphs")
 def test_captured():
     """One graph of three layers, replayed with other ids and tokens in place."""
