@@ -247,7 +247,7 @@ class PrefillExecutor:
                 admission = self._maps.admit(wave, step)
             self.counters.count_evictions(step.layer, step.phase, admission.counts)
             placed = Placed.of(admission, step.layer, self.pool.space)
-            lots = self.copies.admit(step.layer, placed, landed, tuple(self._issued), after)
+            lots = self.copies.admit(step.layer, placed, landed, self._issued, after)
             self._issued.extend(lots)
             if number < len(waves):
                 self._run(step.layer, work)

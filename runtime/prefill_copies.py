@@ -14,7 +14,7 @@ there, and buffers that it frees, are behind the move.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from residency.policies.step import Phase
 from residency.runtime.admission import Placed
@@ -63,13 +63,13 @@ class ChunkCopies:
 
     def admit(
         self, layer: int, placed: Placed, landed: dict[int, int], lots: Collection[Lot], after: Mark
-    ) -> Iterator[Lot]:
+    ) -> list[Lot]:
         """Issue what an admission has placed: lots over the link, then moves of what landed.
 
         landed: by expert, the staging rows of `lots`. after: behind the last compute that reads the
         freed slots.
         """
-        marks = after, *(lot.ready for lot in lots)
+        issued: list[Lot] = []
         pairs = list(zip(*placed.misses, strict=True))
         crossing = [pair for pair in pairs if pair[0] not in landed]
         for start in range(0, len(crossing), self.lot_size):
@@ -78,10 +78,12 @@ class ChunkCopies:
                 layer, Phase.PREFILL, Source.FETCH, experts, rows, after, self._read
             )
             self._learning.copied(layer, len(experts), ready, waited=True)
-            yield Lot(layer, experts, rows, ready)
+            issued.append(Lot(layer, experts, rows, ready))
         if kept := [(landed[expert], row) for expert, row in pairs if expert in landed]:
             staged, slots = map(list, zip(*kept, strict=True))
+            marks = after, *(lot.ready for lot in lots)
             self._moved = self._transfers.duplicate(layer, Phase.PREFILL, staged, slots, *marks)
+        return issued
 
     def done(self, lot: Lot) -> None:
         """The compute of a lot was issued; its buffer, if it has one, takes another."""

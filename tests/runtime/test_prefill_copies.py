@@ -59,7 +59,7 @@ def placed(*pairs):
 
 def test_lots_are_as_large_as_the_link_takes_two_milliseconds_for(copies, issued):
     after = Mark()
-    lots = list(copies.admit(0, placed(*((e, e + 10) for e in range(7))), {}, (), after))
+    lots = copies.admit(0, placed(*((e, e + 10) for e in range(7))), {}, (), after)
     assert [lot.experts for lot in lots] == [[0, 1, 2], [3, 4, 5], [6]]
     assert [lot.rows for lot in lots] == [[10, 11, 12], [13, 14, 15], [16]]
     assert not issued.moved
@@ -69,7 +69,7 @@ def test_a_fetch_into_a_slot_comes_behind_the_last_copy_out_of_one(copies, issue
     copies.stage(Pending(0, [4], [7], waited=True))  # from slot 7
     read = issued.moved[0][3]
     after = Mark()
-    list(copies.admit(0, placed((5, 7)), {}, (), after))
+    copies.admit(0, placed((5, 7)), {}, (), after)
     assert issued.fetched[-1][2] == (after, read)
 
 
@@ -77,7 +77,7 @@ def test_a_move_comes_behind_the_landing_and_a_freed_buffer_behind_the_move(copi
     lot = copies.stage(Pending(0, [4, 5], None, waited=True))
     landed = dict(zip(lot.experts, lot.rows, strict=True))
     after = Mark()
-    assert not list(copies.admit(0, placed((4, 1), (5, 2)), landed, (lot,), after))
+    assert copies.admit(0, placed((4, 1), (5, 2)), landed, (lot,), after) == []
     ((sources, rows, behind, moved),) = issued.moved
     assert (sources, rows) == (lot.rows, [1, 2]) and set(behind) >= {after, lot.ready}
     copies.done(lot)
